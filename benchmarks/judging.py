@@ -24,9 +24,8 @@ from pathlib import Path
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm.grading import symbolic
-from prism_prm.grading.answer_judge import Judge
-from prism_prm.grading.cores import available_cores
-from prism_prm.grading.process_pool import ProcessPool
+from prism_prm.grading.graders import Judge
+from prism_prm.grading.process_pool import ProcessPool, available_cores
 
 NUM_ANSWERS = 4_000
 

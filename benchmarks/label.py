@@ -25,7 +25,7 @@ from prism_prm.backends.hf import HfPolicy, load_hf
 from prism_prm.backends.policy import Sampling, StepRequest, Written
 from prism_prm.data.tasks import TaskProblem
 from prism_prm.search.label_engine import label_problems
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_rules import LabelSettings
 from search import make_model
 
 

@@ -20,7 +20,7 @@ from _real_trees import small_prm
 from _side_by_side import conclude, median, options, print_ratios, side_by_side
 from prism_prm import Scorer, load_prm
 from prism_prm.backends.open_scorer import PrmOptions, opened_prm
-from prism_prm.ray.settings import RaySettings
+from prism_prm.ray import RaySettings
 from prism_prm.store import CHUNK, Request, ScoreStore
 from prism_prm.tree import StepTree
 

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
-from prism_prm.grading.sandbox import Program, Run, Sandbox
+from prism_prm.grading.sandbox import Program, RunResult, Sandbox
 from prism_prm.grading.sandbox_policy import LEVELS, SandboxError, interpreter
 
 WORKERS = 2
@@ -79,7 +79,7 @@ def in_process(chosen: list[tuple[str, str]]) -> list[bytes]:
 def sandboxed(box: Sandbox, chosen: list[tuple[str, str]]) -> list[bytes]:
     """In the sandbox."""
     runs = box.map(Program(code, stdin) for code, stdin in chosen)
-    return [run.stdout for run in runs if isinstance(run, Run)]
+    return [run.stdout for run in runs if isinstance(run, RunResult)]
 
 
 def main() -> None:

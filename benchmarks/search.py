@@ -33,7 +33,7 @@ from prism_prm.backends.policy import Sampling, StepRequest, Written
 from prism_prm.models.session import Session, SessionNode
 from prism_prm.search.engine import search_problems
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.tree import Found
+from prism_prm.search.tree import SearchResult
 
 
 def make_model(folder: Path, hidden: int, layers: int) -> None:
@@ -88,7 +88,7 @@ class Rescoring(Session):
 
 def from_scratch(
     policy: HfPolicy, prm: PRM, problems: list[str], settings: SearchSettings, at_once: int
-) -> list[Found]:
+) -> list[SearchResult]:
     """The peer: nothing is kept."""
     model: Any = prm
     model.session = lambda problems: Rescoring(prm, problems)
@@ -98,7 +98,7 @@ def from_scratch(
         del model.session
 
 
-def texts(found: list[Found]) -> list[list[tuple[str, ...]]]:
+def texts(found: list[SearchResult]) -> list[list[tuple[str, ...]]]:
     return [[solution.steps for solution in entry.solutions] for entry in found]
 
 
@@ -124,7 +124,7 @@ def main() -> None:
         prm = init_prm(folder, family="qwen", settings={"system": ""})
     many, peer = f"batched over {len(problems)} problems", "one problem at a time, from scratch"
     ours = f"{many}, key/values kept"
-    ways: dict[str, Callable[[], list[Found]]] = {
+    ways: dict[str, Callable[[], list[SearchResult]]] = {
         ours: partial(search_problems, policy, prm, problems, settings, at_once=len(problems)),
         peer: partial(from_scratch, policy, prm, problems, settings, 1),
     }

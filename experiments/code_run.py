@@ -32,9 +32,9 @@ from prism_prm.files import write_text
 from prism_prm.net import RetryPolicy
 from prism_prm.report import percent
 from prism_prm.search.methods import SearchSettings
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.rerank_pool import RerankSettings, rerank_pool
-from prism_prm.search.rerank_report import Results
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.rerank_report import RerankResults
 from prism_prm.search.search_task import search_task
 
 MODEL = "qwen2.5-coder-1.5b-instruct-q4_k_m"
@@ -125,7 +125,7 @@ def pool_of(journal: Path, problems: Sequence[TaskProblem]) -> tuple[Pool, int]:
     return Pool(tuple(entries)), tokens
 
 
-def table(results: Results, tokens: int) -> str:
+def table(results: RerankResults, tokens: int) -> str:
     """The rows for docs/results.md."""
     pool, ns = results.graded.pool, results.ns
     lines = [f"| selection | {' | '.join(f'n = {n}' for n in ns)} |", f"|---|{'---|' * len(ns)}"]

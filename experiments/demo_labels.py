@@ -40,7 +40,7 @@ from prism_prm.lab.world.settings import FORMAT
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.models.prm import PRM
 from prism_prm.search.label_engine import label_trees
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_rules import LabelSettings
 from prism_prm.train.recipe import Recipe
 from prism_prm.train.train_prm import Run
 from prism_prm.tree import StepTree

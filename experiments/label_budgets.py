@@ -23,8 +23,7 @@ from prism_prm.lab.world.problems import draw_problems
 from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.trees import sample_trees
 from prism_prm.search.label_engine import by_answer, label_trees
-from prism_prm.search.label_settings import LabelSettings
-from prism_prm.search.label_stopping import expected
+from prism_prm.search.label_rules import LabelSettings, expected
 from prism_prm.tree import StepTree
 
 BUDGETS = (4, 8, 16, 32, 64)

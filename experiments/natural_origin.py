@@ -44,7 +44,7 @@ from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.models.prm import PRM
 from prism_prm.search.label_checks import keep_agreed
 from prism_prm.search.label_engine import label_trees
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_rules import LabelSettings
 from prism_prm.tree import StepTree
 
 SEEDS = (30, 31, 32)

@@ -22,12 +22,11 @@ from prism_prm.data.pools import Pool, PoolProblem, Solution
 from prism_prm.grading.problems import Case, ProgramTests, TaskProblem
 from prism_prm.rl.looks import LOOKS, Look, write_looks
 from prism_prm.rl.samples import SamplesFile
-from prism_prm.search.grade_pool import Grade, GradedPool
+from prism_prm.search.grade_pool import Grade, GradedPool, write_solutions
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.search_task import search_task
-from prism_prm.search.selected import select_solutions, write_selected
-from prism_prm.search.solutions import write_solutions
+from prism_prm.search.select import select_solutions, write_selected
 from screens import HOSTILE
 from worlds import FakePolicy, FakePrm
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prism_prm.grading.cores import available_cores
-from prism_prm.grading.process_pool import ProcessPool
+from prism_prm.grading.process_pool import ProcessPool, available_cores
 from prism_prm.grading.sandbox import Sandbox
 
 NEW, OLD = "0::/box/inner\n", "3:memory:/x\n2:cpu,cpuacct:/box\n"

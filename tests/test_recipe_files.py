@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from prism_prm.config import read_toml
+from prism_prm.config import read_settings, read_toml
 from prism_prm.errors import ConfigError
-from prism_prm.search.search_recipe import read_recipe
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.train.recipe import load_recipe
 
 TRAIN = '[data]\ninputs = ["x"]\n[base]\nprm = "x"\n'
@@ -109,9 +109,9 @@ def test_what_is_wrong_in_a_search_recipe_names_the_file(
 ) -> None:
     text = f"{settings}\n" + (SEARCH if "policy" not in settings else "")
     with pytest.raises(ConfigError, match=message):
-        read_recipe(write(tmp_path / "mine.toml", text), given, [])
+        read_settings(SearchRecipe, write(tmp_path / "mine.toml", text), given=given)
 
 
 def test_without_a_file_none_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^no task"):
-        read_recipe(None, {"policy.name": "hf:x"}, [])
+        read_settings(SearchRecipe, None, given={"policy.name": "hf:x"})

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from prism_prm.evaluate.look_at import look_at as look_at
     from prism_prm.evaluate.score_files import score_files as score_files
     from prism_prm.evaluate.score_files import steps_from_predictions as steps_from_predictions
-    from prism_prm.grading.answer_judge import Judge as Judge
     from prism_prm.grading.extract import extract_answer as extract_answer
+    from prism_prm.grading.graders import Judge as Judge
     from prism_prm.lab.demo.run_demo import run_demo as run_demo
     from prism_prm.lab.theory.report_theory import VerifierSettings as VerifierSettings
     from prism_prm.lab.theory.report_theory import report_theory as report_theory
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from prism_prm.plan.gpus import Cluster as Cluster
     from prism_prm.plan.plan_run import ScoringJob as ScoringJob
     from prism_prm.plan.plan_run import plan_run as plan_run
-    from prism_prm.ray.settings import RaySettings as RaySettings
+    from prism_prm.ray import RaySettings as RaySettings
     from prism_prm.report import Report as Report
     from prism_prm.rl.recipe import GrpoRecipe as GrpoRecipe
     from prism_prm.rl.reward import PRMReward as PRMReward
@@ -61,13 +61,13 @@ if TYPE_CHECKING:
     from prism_prm.scorer import Scorer as Scorer
     from prism_prm.scorer import TreeScores as TreeScores
     from prism_prm.search.engine import search_problems as search_problems
-    from prism_prm.search.label_recipe import LabelRecipe as LabelRecipe
-    from prism_prm.search.label_settings import LabelSettings as LabelSettings
+    from prism_prm.search.label_rules import LabelSettings as LabelSettings
     from prism_prm.search.label_task import label_task as label_task
     from prism_prm.search.methods import SearchSettings as SearchSettings
+    from prism_prm.search.recipes import LabelRecipe as LabelRecipe
+    from prism_prm.search.recipes import SearchRecipe as SearchRecipe
     from prism_prm.search.rerank_pool import RerankSettings as RerankSettings
     from prism_prm.search.rerank_pool import rerank_pool as rerank_pool
-    from prism_prm.search.search_recipe import SearchRecipe as SearchRecipe
     from prism_prm.search.search_task import search_task as search_task
     from prism_prm.search.select import best_of_n as best_of_n
     from prism_prm.search.select import majority_vote as majority_vote
@@ -94,9 +94,9 @@ _EXPORTS = {
     "DataError": "prism_prm.errors",
     "EvalSettings": "prism_prm.evaluate.evaluate_prm",
     "GrpoRecipe": "prism_prm.rl.recipe",
-    "Judge": "prism_prm.grading.answer_judge",
-    "LabelRecipe": "prism_prm.search.label_recipe",
-    "LabelSettings": "prism_prm.search.label_settings",
+    "Judge": "prism_prm.grading.graders",
+    "LabelRecipe": "prism_prm.search.recipes",
+    "LabelSettings": "prism_prm.search.label_rules",
     "ModelError": "prism_prm.errors",
     "PRM": "prism_prm.models.prm",
     "PRMReward": "prism_prm.rl.reward",
@@ -105,7 +105,7 @@ _EXPORTS = {
     "PolicySettings": "prism_prm.backends.policy",
     "PrismError": "prism_prm.errors",
     "Prm": "prism_prm.models.prm",
-    "RaySettings": "prism_prm.ray.settings",
+    "RaySettings": "prism_prm.ray",
     "ReadOptions": "prism_prm.data.formats",
     "Recipe": "prism_prm.train.recipe",
     "Report": "prism_prm.report",
@@ -113,7 +113,7 @@ _EXPORTS = {
     "Sampling": "prism_prm.backends.policy",
     "Scorer": "prism_prm.scorer",
     "ScoringJob": "prism_prm.plan.plan_run",
-    "SearchRecipe": "prism_prm.search.search_recipe",
+    "SearchRecipe": "prism_prm.search.recipes",
     "SearchSettings": "prism_prm.search.methods",
     "ServeSettings": "prism_prm.serve.settings",
     "Step": "prism_prm.tree",

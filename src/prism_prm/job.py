@@ -262,8 +262,11 @@ class Job:
             keys, chunks = list(items), list[Chunk[Mapping[str, Item]]]()
             for start in range(0, len(keys), chunk):
                 some = keys[start : start + chunk]
-                if left := {key: items[key] for key in some if key not in journal.done}:
-                    chunks.append(Chunk(start, f"{unit} {start + 1} to {start + len(some)}", left, len(left)))
+                if left := [key for key in some if key not in journal.done]:
+                    # This process does what is left, and loses nothing. Workers elsewhere give whole chunks back and do
+                    # them again as a whole: what is batched with others differs in its last digits.
+                    work = {key: items[key] for key in (left if isinstance(workers, Here) else some)}
+                    chunks.append(Chunk(start, f"{unit} {start + 1} to {start + len(some)}", work, len(left)))
             total = len(items)
             done = total - sum(one.size for one in chunks)
             if done:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from loopback import Answer, serve
 from prism_prm.backends.critic import code_runner
 from prism_prm.cli import app
-from prism_prm.grading.sandbox import Run, Sandbox
+from prism_prm.grading.sandbox import RunResult, Sandbox
 from prism_prm.grading.sandbox_policy import Limits, SandboxError
 
 CODE = "```python\n"
@@ -160,6 +160,6 @@ def test_a_program_that_could_not_be_started_says_nothing_about_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code_runner()  # its self-test still works
-    monkeypatch.setattr(Sandbox, "run", lambda *_: Run("sandbox", stderr=b"no more processes"))
+    monkeypatch.setattr(Sandbox, "run", lambda *_: RunResult("sandbox", stderr=b"no more processes"))
     with pytest.raises(SandboxError, match=r"could not start the critic's code: no more processes"):
         run(tmp_path, ["print(1)"])

@@ -21,7 +21,7 @@ from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.backends.open_critic import open_critic
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError
-from prism_prm.grading.sandbox import Run
+from prism_prm.grading.sandbox import RunResult
 from prism_prm.grading.sandbox_policy import SandboxError
 from prism_prm.tree import Step, StepTree
 
@@ -267,12 +267,12 @@ def test_what_a_critic_sees_of_its_code(monkeypatch: pytest.MonkeyPatch) -> None
         def __init__(self, **_: Any) -> None:
             pass
 
-        def run(self, code: str) -> Run:
+        def run(self, code: str) -> RunResult:
             return {
-                "ok": Run("ok", b"12\n"),
-                "bad": Run("error", b"so far\n", b"Traceback\nZeroDivisionError: division by zero\n"),
-                "slow": Run("timeout"),
-                "long": Run("ok", b"x" * 10_000),
+                "ok": RunResult("ok", b"12\n"),
+                "bad": RunResult("error", b"so far\n", b"Traceback\nZeroDivisionError: division by zero\n"),
+                "slow": RunResult("timeout"),
+                "long": RunResult("ok", b"x" * 10_000),
             }[code]
 
     code_runner.cache_clear()

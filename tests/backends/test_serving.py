@@ -16,7 +16,7 @@ from prism_prm.backends.policy import Policy, PolicySettings, Sampling, StepRequ
 from prism_prm.cli import app
 from prism_prm.data.pools import read_pool
 from prism_prm.net import RetryPolicy, ServerError
-from prism_prm.search.engine import Engine
+from prism_prm.search.engine import SearchEngine
 from tiny import SOLVED
 
 SAMPLING = Sampling(temperature=0.0, max_step_tokens=12)
@@ -71,9 +71,9 @@ def test_a_search_survives_its_server(served: Served, tmp_path: Path) -> None:
         "--set", "policy.patience.backoff=0.1", "--judges", "1",
     ]  # fmt: skip
     journal = tmp_path / "out" / "journal" / "n1.jsonl"
-    run, found_before = Engine.run, []
+    run, found_before = SearchEngine.run, []
 
-    def killing(self: Engine, problems: Any, keys: Any = None) -> Any:
+    def killing(self: SearchEngine, problems: Any, keys: Any = None) -> Any:
         for found in run(self, problems, keys):
             yield found
             found_before.append(found)
@@ -81,7 +81,7 @@ def test_a_search_survives_its_server(served: Served, tmp_path: Path) -> None:
                 served.kill()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "run", killing)
+        patch.setattr(SearchEngine, "run", killing)
         with pytest.raises(ServerError, match=r"no connection .*rerun the same command"):
             CliRunner().invoke(app, command, catch_exceptions=False)
     assert len(journal.read_text().splitlines()) == 1 + 5

@@ -21,11 +21,10 @@ from prism_prm.evaluate.evaluate_prm import EvalSettings
 from prism_prm.lab.demo.asymmetry import MapSettings
 from prism_prm.lab.theory.report_theory import VerifierSettings
 from prism_prm.models.load_settings import LoadSettings
-from prism_prm.ray.settings import RaySettings
+from prism_prm.ray import RaySettings
 from prism_prm.rl.recipe import GrpoRecipe
-from prism_prm.search.label_recipe import LabelRecipe
+from prism_prm.search.recipes import LabelRecipe, SearchRecipe
 from prism_prm.search.rerank_pool import RerankSettings
-from prism_prm.search.search_recipe import SearchRecipe
 from prism_prm.serve.settings import ServeSettings
 from prism_prm.train.recipe import Recipe
 

@@ -77,12 +77,12 @@ def test_a_table_in_use_is_left_alone(name: str, folder: Path, monkeypatch: pyte
 PAUSED = """
 import os, signal
 from prism_prm.cli import main
-from prism_prm.search.engine import Engine
-run = Engine.run
+from prism_prm.search.engine import SearchEngine
+run = SearchEngine.run
 def paused(*words):
     os.kill(os.getpid(), signal.SIGSTOP)
     yield from run(*words)
-Engine.run = paused
+SearchEngine.run = paused
 main()
 """
 """`prism`, which stops before it searches until it is told to continue."""

@@ -20,7 +20,7 @@ from prism_prm.config import settings_of
 from prism_prm.errors import ConfigError
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.search.methods import METHODS, SearchSettings
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.select import SELECTORS
 
 GENERATED = ("pairs", "score", "margins", "eval", "rerank", "search")

@@ -17,10 +17,9 @@ from prism_prm.backends.policy import PolicySettings
 from prism_prm.data.tables import write_trees
 from prism_prm.errors import ConfigError
 from prism_prm.evaluate.evaluate_prm import EvalSettings
-from prism_prm.search.label_recipe import LabelRecipe
 from prism_prm.search.label_task import label_task
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import LabelRecipe, SearchRecipe
 from prism_prm.search.search_task import search_task
 from prism_prm.train.margins import measure_margins
 from prism_prm.tree import Step, StepTree

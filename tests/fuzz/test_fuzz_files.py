@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from payloads import HUMANEVAL, MBPP, OWN, function_record, stdin_record
 from prism_prm.cli import app
-from prism_prm.config import read_toml
+from prism_prm.config import read_settings, read_toml
 from prism_prm.data.formats import ReadOptions
 from prism_prm.data.pools import read_pool, write_pool
 from prism_prm.data.reader import Reader
@@ -23,7 +23,7 @@ from prism_prm.data.tasks import TaskProblem, load_task
 from prism_prm.errors import PrismError
 from prism_prm.evaluate.benchmarks.prmbench import read_prmbench
 from prism_prm.evaluate.benchmarks.processbench import read_processbench
-from prism_prm.search.search_recipe import read_recipe
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.train.recipe import load_recipe
 
 STEP = {"text": "so x = 1", "rating": 1}
@@ -222,7 +222,7 @@ def test_recipes(folder: Path, data: bytes, base: bytes) -> None:
     path.write_bytes(data)
     (folder / "base.toml").write_bytes(base)
     survives("recipes", lambda: read_toml(path))
-    for read in (lambda: load_recipe(path), lambda: read_recipe(path, {}, [])):
+    for read in (lambda: load_recipe(path), lambda: read_settings(SearchRecipe, path)):
         survives("recipes", partial(naming, str(folder), read))
 
 

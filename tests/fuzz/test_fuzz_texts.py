@@ -19,10 +19,10 @@ from prism_prm.cli.options import numbers, words
 from prism_prm.config import override
 from prism_prm.data.inputs import find_sources
 from prism_prm.data.same_problem import Splits
-from prism_prm.grading.answer_judge import Judge
-from prism_prm.grading.asserts import read_asserts, read_examples
+from prism_prm.grading.code_benchmarks import read_asserts, read_examples
 from prism_prm.grading.compare_outputs import printed_key, same_printed
 from prism_prm.grading.extract import extract_answer, find_program
+from prism_prm.grading.graders import Judge
 from prism_prm.grading.plain_answers import normalize, numeral, plain_key, same_plainly, text_key
 from prism_prm.grading.problems import unpack
 from prism_prm.grading.symbolic import read_form

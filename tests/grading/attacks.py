@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prism_prm.grading.sandbox import Run, Sandbox
+from prism_prm.grading.sandbox import RunResult, Sandbox
 from prism_prm.grading.sandbox_policy import Limits
 
 SMALL = Limits(cpu=2, wall=300, memory_mb=128, output_mb=1, threads=16)
@@ -274,7 +274,7 @@ def scene() -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def run_attack(attack: Attack, level: str, aim: dict[str, Any]) -> Run:
+def run_attack(attack: Attack, level: str, aim: dict[str, Any]) -> RunResult:
     """Run an attack; the sandbox of each level is proved once."""
     return _sandbox(level).with_limits(attack.limits).run(attack.code, f"{aim!r}\n")
 
@@ -284,7 +284,7 @@ def _sandbox(level: Any) -> Sandbox:
     return Sandbox(level)
 
 
-def fault_of(attack: Attack, run: Run) -> str:
+def fault_of(attack: Attack, run: RunResult) -> str:
     """Why an attack was not contained; "" if it was."""
     found = f"{run.status}: {run.stdout[-200:]!r} {run.stderr[-300:].decode(errors='replace')}"
     if b"BREACH" in run.stdout:

@@ -16,8 +16,7 @@ from payloads import HUMANEVAL, MBPP, MBPP_OTHERS, OWN, function_record, packed,
 from prism_prm.data.pools import PoolProblem, Solution, read_pool, write_pool
 from prism_prm.data.tasks import TASKS, Window, load_task, problem_of
 from prism_prm.errors import DataError, PrismError
-from prism_prm.grading.asserts import read_asserts, read_examples
-from prism_prm.grading.code_benchmarks import ERRATA, LIVECODEBENCH_PRELUDE
+from prism_prm.grading.code_benchmarks import ERRATA, LIVECODEBENCH_PRELUDE, read_asserts, read_examples
 from prism_prm.grading.problems import Case, Packed, ProgramTests, TaskProblem, read_reference, unpack
 
 

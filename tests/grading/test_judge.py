@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism_prm.grading.answer_judge import Judge, Key, Verdict
+from prism_prm.grading.graders import Judge, Key, Verdict
 from prism_prm.grading.plain_answers import normalize
 
 HUGE_MATRIX = (

@@ -16,7 +16,7 @@ from prism_prm.grading import problems, program_judge
 from prism_prm.grading.code_benchmarks import count_packages, count_quirks
 from prism_prm.grading.graders import TaskGrader, right_ones
 from prism_prm.grading.problems import TaskProblem
-from prism_prm.grading.sandbox import Call, Program, Run, Sandbox
+from prism_prm.grading.sandbox import Call, Program, RunResult, Sandbox
 from prism_prm.grading.sandbox_policy import Limits
 from prism_prm.search.grade_pool import Grade, GradedPool, grade_pool
 from prism_prm.search.rerank_report import unlike_the_benchmark
@@ -180,10 +180,10 @@ class Watching(Sandbox):
     def __init__(self, **_: Any) -> None:
         self.seen: list[str] = []
 
-    def map(self, jobs: Any) -> Iterator[Run | list[Run]]:
+    def map(self, jobs: Any) -> Iterator[RunResult | list[RunResult]]:
         for job in jobs:
             self.seen.append(repr(job))
-            yield [Run("ok", value=1)] * len(job.arguments) if isinstance(job, Call) else Run("ok", b"1")
+            yield [RunResult("ok", value=1)] * len(job.arguments) if isinstance(job, Call) else RunResult("ok", b"1")
 
 
 @pytest.mark.parametrize("problem", [SUM, ORDER, HALF, JOIN, DOUBLE], ids=lambda problem: problem.name)
@@ -253,7 +253,7 @@ def test_a_wrong_program_is_stopped_at_the_first_failure(monkeypatch: pytest.Mon
 
 def test_a_sandbox_that_fails_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     watching = Watching()
-    monkeypatch.setattr(watching, "map", lambda jobs: iter([Run("sandbox", stderr=b"no room")] * len(list(jobs))))
+    monkeypatch.setattr(watching, "map", lambda jobs: iter([RunResult("sandbox", stderr=b"no room")] * len(list(jobs))))
     monkeypatch.setattr(program_judge, "Sandbox", lambda **_: watching)
     monkeypatch.setattr(program_judge, "RETRY_WAITS", (0.0, 0.0))
     with pytest.raises(PrismError, match="could not be started in the sandbox, 3 times: no room"):
@@ -267,10 +267,10 @@ class Failing(Watching):
         super().__init__()
         self.rounds: list[int] = []
 
-    def map(self, jobs: Any) -> Iterator[Run | list[Run]]:
+    def map(self, jobs: Any) -> Iterator[RunResult | list[RunResult]]:
         self.rounds.append(len(jobs))
         for outcome in super().map(jobs):
-            lost = Run("sandbox", stderr=b"no room")
+            lost = RunResult("sandbox", stderr=b"no room")
             yield outcome if len(self.rounds) > 2 else [lost] * len(outcome) if isinstance(outcome, list) else lost
 
 
@@ -345,7 +345,7 @@ def nested(depth: int) -> list[Any]:
 def test_what_a_program_writes_in_place_of_a_value_is_no_value(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     watching = Watching()
     monkeypatch.setattr(
-        watching, "map", lambda jobs: iter([[Run("ok", value=value)] * len(job.arguments) for job in jobs])
+        watching, "map", lambda jobs: iter([[RunResult("ok", value=value)] * len(job.arguments) for job in jobs])
     )
     monkeypatch.setattr(program_judge, "Sandbox", lambda **_: watching)
     assert not TaskGrader().judge([(HALF, "program")])[0].correct

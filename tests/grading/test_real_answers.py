@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prism_prm.data.tasks import load_task
-from prism_prm.grading.answer_judge import Judge
+from prism_prm.grading.graders import Judge
 from prism_prm.grading.plain_answers import normalize
 
 pytestmark = pytest.mark.real_data

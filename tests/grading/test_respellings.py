@@ -9,7 +9,7 @@ from answer_kinds import KINDS, dress
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prism_prm.grading.answer_judge import Judge
+from prism_prm.grading.graders import Judge
 
 NEED_ALGEBRA = ["root", "complex number", "polynomial", "line", "interval"]
 NUM_PAIRS = {kind: 15 if kind in NEED_ALGEBRA else 60 for kind in KINDS}

@@ -19,7 +19,7 @@ import pytest
 from docs_code import blocks
 from prism_prm.errors import PrismError
 from prism_prm.grading import sandbox_policy, sandbox_process
-from prism_prm.grading.sandbox import Call, Program, Run, Sandbox
+from prism_prm.grading.sandbox import Call, Program, RunResult, Sandbox
 from prism_prm.grading.sandbox_policy import Limits, SandboxError
 
 needs_bwrap = pytest.mark.skipif(
@@ -172,7 +172,7 @@ def test_a_threads_limit_is_exact(sandbox: Sandbox) -> None:
 # Calls
 
 
-def outcomes(runs: list[Run]) -> list[tuple[str, Any]]:
+def outcomes(runs: list[RunResult]) -> list[tuple[str, Any]]:
     return [(run.status, run.value) for run in runs]
 
 

@@ -30,7 +30,7 @@ from prism_prm.plan.gpus import GIB, GPUS, Cluster
 from prism_prm.plan.plan_run import ScoringJob, plan_run
 from prism_prm.plan.plan_training import remedies
 from prism_prm.plan.skeleton import SIZES, Stand, backbone_sizes, load_skeleton
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.train.batches import RowLimits, batch_maker, micro_batches, parts_of_update
 from prism_prm.train.loop import Round
 from prism_prm.train.settings import TrainSettings

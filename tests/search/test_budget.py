@@ -15,7 +15,7 @@ from prism_prm import PrismError
 from prism_prm.backends.policy import Sampling, StepRequest, Written
 from prism_prm.search.engine import search_problems
 from prism_prm.search.methods import METHODS, SearchSettings
-from prism_prm.search.tree import Found
+from prism_prm.search.tree import SearchResult
 from worlds import FakePolicy, FakePrm
 
 KINDS = [(method, 0) for method in METHODS] + [(method, ahead) for method in ("beam", "dvts") for ahead in (1, 2, 3)]
@@ -46,7 +46,7 @@ def right(steps: tuple[str, ...]) -> float:
     return float(np.random.default_rng([4, *map(ord, "".join(steps))]).uniform(0.05, 0.95))
 
 
-def run(how: SearchSettings) -> tuple[Found, Recorder]:
+def run(how: SearchSettings) -> tuple[SearchResult, Recorder]:
     policy = Recorder(ragged)
     prm: Any = FakePrm(right)
     (found,) = search_problems(policy, prm, ["p"], how)

@@ -17,9 +17,10 @@ from prism_prm.errors import ConfigError
 from prism_prm.grading import program_judge
 from prism_prm.grading.sandbox_policy import SandboxError
 from prism_prm.search.methods import SearchSettings
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.rerank_pool import RerankSettings, rerank_pool
-from prism_prm.search.search_recipe import SearchRecipe
-from prism_prm.search.search_task import Point, search_task
+from prism_prm.search.search_report import Point
+from prism_prm.search.search_task import search_task
 from prism_prm.serve.page_documents import ShownResults, find_documents
 from worlds import FakePrm
 

@@ -17,9 +17,9 @@ from prism_prm.backends.policy import Sampling, open_policy
 from prism_prm.lab.world.problems import Problem, draw_problems
 from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.tokens import PRM_SETTINGS
-from prism_prm.search.engine import Engine, RoundStats, search_problems
+from prism_prm.search.engine import RoundStats, SearchEngine, search_problems
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.tree import Found
+from prism_prm.search.tree import SearchResult
 from worlds import FakePrm
 
 SETTINGS = SearchSettings(n=8, expand=4, max_steps=6, sampling=Sampling(temperature=1.0, max_step_tokens=8))
@@ -86,7 +86,7 @@ def test_a_beam_that_is_dropped_frees_its_memory(policy: HfPolicy, prm: Any, pro
     settings = replace(SETTINGS, method="beam", n=32, expand=32)
     gc.collect()
     gc.freeze()  # what was there before need not be looked at again and again
-    for event in Engine(policy, prm, settings).run(problems[:1]):
+    for event in SearchEngine(policy, prm, settings).run(problems[:1]):
         if isinstance(event, RoundStats):
             gc.collect()
             most.append(sum(type(kept) is Kept for kept in gc.get_objects()))
@@ -98,7 +98,7 @@ def test_a_beam_that_is_dropped_frees_its_memory(policy: HfPolicy, prm: Any, pro
 
 def test_only_new_tokens_are_computed(policy: HfPolicy, prm: Any, problems: list[str]) -> None:
     """The policy reads each prompt once, and then the one token behind each step; nothing stays when all is done."""
-    engine = Engine(policy, prm, replace(SETTINGS, method="beam", n=4))
+    engine = SearchEngine(policy, prm, replace(SETTINGS, method="beam", n=4))
     sessions = []
     make = prm.session
     policy.num_read = 0
@@ -107,7 +107,7 @@ def test_only_new_tokens_are_computed(policy: HfPolicy, prm: Any, problems: list
         events = list(engine.run(problems[:3]))
     finally:
         del prm.session
-    found = [event for event in events if isinstance(event, Found)]
+    found = [event for event in events if isinstance(event, SearchResult)]
     stats = [event for event in events if isinstance(event, RoundStats)]
     del events
     prompts = sum(len(policy.tokenizer(policy.prompt(problem))["input_ids"]) for problem in problems[:3])

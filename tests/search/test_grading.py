@@ -10,8 +10,15 @@ from prism_prm.data.pools import Pool, PoolProblem, Solution, pool_problem
 from prism_prm.data.tasks import Task, TaskGrader, TaskProblem
 from prism_prm.errors import DataError
 from prism_prm.search import grade_pool as grading
-from prism_prm.search.grade_pool import Grade, GradedPool, grade_pool, with_task
-from prism_prm.search.solutions import grading_hash, read_grades, write_solutions
+from prism_prm.search.grade_pool import (
+    Grade,
+    GradedPool,
+    grade_pool,
+    grading_hash,
+    read_grades,
+    with_task,
+    write_solutions,
+)
 
 POOL = Pool(
     (

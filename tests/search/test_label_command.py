@@ -22,7 +22,7 @@ from prism_prm.lab.world.oracle import judge_step
 from prism_prm.lab.world.problems import Problem, draw_problems
 from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.trees import sample_trees
-from prism_prm.search.label_engine import Labeller
+from prism_prm.search.label_engine import LabelEngine
 from prism_prm.tree import StepTree
 
 WORLD = world_settings("quick")
@@ -93,15 +93,15 @@ def test_a_stopped_run_goes_on_where_it_was(command: list[str], monkeypatch: pyt
     expected = (whole / "trees.parquet").read_bytes()
     again = [word.replace("/out", "/stopped") for word in command] + ["--at-once", "3"]
     asked: list[int] = []
-    answer = Labeller._answer
+    answer = LabelEngine._answer
 
-    def dying(self: Labeller, active: Any) -> Any:
+    def dying(self: LabelEngine, active: Any) -> Any:
         asked.append(len(active))
         if len(asked) == 7:
             raise KeyboardInterrupt
         return answer(self, active)
 
-    monkeypatch.setattr(Labeller, "_answer", dying)
+    monkeypatch.setattr(LabelEngine, "_answer", dying)
     stopped = CliRunner().invoke(app, again)
     assert stopped.exit_code != 0
     assert "with 6 of 10 problems labelled" in stopped.output

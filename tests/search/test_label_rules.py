@@ -8,8 +8,15 @@ import pytest
 
 from prism_prm import PrismError
 from prism_prm.errors import SettingError
-from prism_prm.search.label_settings import LabelSettings, Tally, find_rule
-from prism_prm.search.label_stopping import expected, first_error_chances, is_certain, is_decided
+from prism_prm.search.label_rules import (
+    LabelSettings,
+    RolloutTally,
+    expected,
+    find_rule,
+    first_error_chances,
+    is_certain,
+    is_decided,
+)
 from prism_prm.stats import wilson
 
 
@@ -58,18 +65,18 @@ def test_a_soft_label_has_no_threshold_to_stop_at() -> None:
 
 def test_a_label_is_certain_when_the_rest_cannot_change_it() -> None:
     some, half = find_rule("any"), find_rule("half")
-    assert is_certain(Tally(1, 1), some, 8)
-    assert not is_certain(Tally(0, 7), some, 8)
-    assert is_certain(Tally(0, 8), some, 8)
-    assert [is_certain(Tally(hits, 5), half, 8) for hits in range(6)] == [True, False, False, False, True, True]
+    assert is_certain(RolloutTally(1, 1), some, 8)
+    assert not is_certain(RolloutTally(0, 7), some, 8)
+    assert is_certain(RolloutTally(0, 8), some, 8)
+    assert [is_certain(RolloutTally(hits, 5), half, 8) for hits in range(6)] == [True, False, False, False, True, True]
 
 
 def test_a_label_is_decided_when_the_interval_excludes_the_threshold() -> None:
     half = find_rule("half")
-    assert not is_decided(Tally(3, 3), half, 64, 0.95)  # from 0.44
-    assert is_decided(Tally(4, 4), half, 64, 0.95)  # from 0.51
-    assert is_decided(Tally(0, 4), half, 64, 0.95)
-    assert is_decided(Tally(2, 2), half, 64, 0.8)
+    assert not is_decided(RolloutTally(3, 3), half, 64, 0.95)  # from 0.44
+    assert is_decided(RolloutTally(4, 4), half, 64, 0.95)  # from 0.51
+    assert is_decided(RolloutTally(0, 4), half, 64, 0.95)
+    assert is_decided(RolloutTally(2, 2), half, 64, 0.8)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 0.5, 0.9, 1.0])

@@ -22,9 +22,9 @@ from prism_prm.data.tables import iter_trees
 from prism_prm.data.tasks import TaskProblem, problem_of
 from prism_prm.search import label_task as run
 from prism_prm.search.label_engine import Judging
-from prism_prm.search.label_recipe import LabelRecipe
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_rules import LabelSettings
 from prism_prm.search.label_task import _Item, label_task
+from prism_prm.search.recipes import LabelRecipe
 from prism_prm.tree import StepTree
 
 SETTINGS = LabelSettings(rollouts=4, alternatives=2, sampling=Sampling(max_step_tokens=8, max_tokens=40))

@@ -13,9 +13,8 @@ from branching import LENGTH, RIGHT, WRONG, Branching, judging, value
 from prism_prm.backends.policy import Sampling
 from prism_prm.data.tasks import ProblemIndex, TaskProblem
 from prism_prm.search.label_checks import keep_agreed, measure_noise, scored_opinion
-from prism_prm.search.label_engine import Labeller, label_problems, label_trees, problem_of_tree
-from prism_prm.search.label_settings import LabelSettings
-from prism_prm.search.label_stopping import expected, first_error_chances
+from prism_prm.search.label_engine import LabelEngine, label_problems, label_trees, problem_of_tree
+from prism_prm.search.label_rules import LabelSettings, expected, first_error_chances
 from prism_prm.stats import wilson
 from prism_prm.tree import Estimate, Step, StepTree
 
@@ -58,7 +57,7 @@ def test_every_candidate_under_every_prefix_has_its_rollouts() -> None:
 def test_labels_after_a_wrong_step_can_be_dropped(rule: str) -> None:
     every = label(40, rule=rule)
     settings = replace(SETTINGS, rule=rule, after_error="drop")
-    labeller = Labeller(Branching(), judging, settings)
+    labeller = LabelEngine(Branching(), judging, settings)
     found = labeller.label(problems(40), [f"p{i}" for i in range(40)])
     num_dropped = 0
     for i, tree in enumerate(every):
@@ -178,20 +177,20 @@ def test_adaptive_costs_what_theory_says() -> None:
 
 
 def test_a_spent_budget_leaves_steps_without_labels_and_counts_them() -> None:
-    labeller = Labeller(Branching(), judging, replace(SETTINGS, max_policy_tokens=60, per_round=1))
+    labeller = LabelEngine(Branching(), judging, replace(SETTINGS, max_policy_tokens=60, per_round=1))
     (found,) = labeller.label(problems(1), ["p0"])
     unlabelled = sum(step.label is None for step in found.trees[0].nodes)
     per_step = [step.estimate.rollouts for step in found.trees[0].nodes if step.estimate and step.estimate.rollouts]
     assert found.counts.get("steps without a label", 0) == unlabelled
     assert found.tokens >= 60
     assert set(per_step) == {1}, "the round in which the budget was spent was the first"
-    (broke,) = Labeller(Branching(), judging, replace(SETTINGS, max_policy_tokens=1)).label(problems(1), ["p0"])
+    (broke,) = LabelEngine(Branching(), judging, replace(SETTINGS, max_policy_tokens=1)).label(problems(1), ["p0"])
     assert broke.rollouts == 0
     assert broke.counts["steps without a label"] == sum(not s.text.startswith("####") for s in broke.trees[0].nodes)
 
 
 def test_equal_solutions_count_once_and_cut_ones_lose_their_last_step() -> None:
-    labeller = Labeller(Branching(), judging, replace(SETTINGS, solutions=40, alternatives=0, rollouts=1))
+    labeller = LabelEngine(Branching(), judging, replace(SETTINGS, solutions=40, alternatives=0, rollouts=1))
     (found,) = labeller.label(problems(1), ["p0"])
     texts = [tuple(step.text for step in tree.nodes) for tree in found.trees]
     assert len(set(texts)) == len(texts)
@@ -199,7 +198,7 @@ def test_equal_solutions_count_once_and_cut_ones_lose_their_last_step() -> None:
     short = replace(SETTINGS, sampling=Sampling(max_step_tokens=8, max_tokens=5))
     (tree,) = label_problems(problems(1), Branching(), judging, short)
     assert (len(tree.trunk), tree.ended) == (2, False)
-    (none,) = Labeller(
+    (none,) = LabelEngine(
         Branching(), judging, replace(SETTINGS, sampling=Sampling(max_step_tokens=8, max_tokens=1))
     ).label(problems(1), ["p0"])
     assert (none.trees, none.counts) == ((), {"solutions without a whole step": 1})
@@ -226,7 +225,7 @@ def test_what_is_known_of_a_problem_counts_when_its_trees_are_labelled_again() -
         return judging(solutions)
 
     tree, problem = failing(2), TaskProblem("p", "1", tolerance=0.25)
-    labeller = Labeller(Branching(), note, SETTINGS)
+    labeller = LabelEngine(Branching(), note, SETTINGS)
     trees = [tree, replace(tree, problem="q")]
     problems = [problem_of_tree(one, ProblemIndex([problem])) for one in trees]
     assert problem_of_tree(replace(tree, problem=" p\n"), ProblemIndex([problem])) is problem

@@ -9,7 +9,7 @@ from prism_prm.backends.policy import Sampling, StepRequest, Written, rng
 from prism_prm.data.tasks import problem_of
 from prism_prm.grading.graders import TaskGrader
 from prism_prm.search.label_engine import by_answer, label_problems
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_rules import LabelSettings
 
 BEGINNING = "Read it, then double it.\n\n```python\nx = int(\n\n    input())\n\n"
 RIGHT, WRONG = "if x:\n\n    print(2 * x)\nelse:\n    print(0)\n```", "print(5)\n```"

@@ -16,7 +16,7 @@ from prism_prm.aggregate import AGGREGATORS, CardValues, log_score
 from prism_prm.backends.policy import Sampling
 from prism_prm.search.engine import search_problems
 from prism_prm.search.methods import METHODS, SearchSettings, resample, resampling_weights
-from prism_prm.search.tree import Found
+from prism_prm.search.tree import SearchResult
 from worlds import FakePolicy, FakePrm
 
 DEPTH = 3
@@ -41,12 +41,12 @@ def everything() -> list[tuple[str, ...]]:
     return [(a, b, f"{c}.") for a, b, c in itertools.product(LETTERS, repeat=DEPTH)]
 
 
-def run(settings: SearchSettings, options: Any = even, right: Any = None, problems: Any = ("p",)) -> list[Found]:
+def run(settings: SearchSettings, options: Any = even, right: Any = None, problems: Any = ("p",)) -> list[SearchResult]:
     prm: Any = None if right is None else FakePrm(right)
     return search_problems(FakePolicy(options), prm, problems, settings)
 
 
-def texts(found: Found) -> list[tuple[str, ...]]:
+def texts(found: SearchResult) -> list[tuple[str, ...]]:
     return [solution.steps for solution in found.solutions]
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from prism_prm.errors import DataError
-from prism_prm.search.engine import Engine
+from prism_prm.search.engine import SearchEngine
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.rounds import Round, Rounds, Seen, made_with, read_rounds, told_round
-from prism_prm.search.tree import Found
+from prism_prm.search.rounds import Rounds, SearchRound, Seen, made_with, read_rounds, told_round
+from prism_prm.search.tree import SearchResult
 from worlds import FakePolicy, FakePrm
 
 PROBLEMS = ["one", "two", "three"]
@@ -30,17 +30,19 @@ def score(steps: tuple[str, ...]) -> float:
     return {"good": 0.9, "bad": 0.1, "so so": 0.5, "more": 0.6, "end.": 0.8}[steps[-1]] - 0.01 * len(steps)
 
 
-def searched(path: Path, settings: SearchSettings, *, done: Sequence[str] = (), stop_after: int = 99) -> list[Found]:
+def searched(
+    path: Path, settings: SearchSettings, *, done: Sequence[str] = (), stop_after: int = 99
+) -> list[SearchResult]:
     how = {"method": settings.method, "prm_weight": settings.prm_weight}
     todo = [problem for problem in PROBLEMS if problem not in done]
-    found: list[Found] = []
+    found: list[SearchResult] = []
     told = 0
 
     with contextlib.suppress(KeyboardInterrupt), Rounds(path, how, done) as rounds:
-        for event in Engine(FakePolicy(options), FakePrm(score), settings, at_once=2).run(todo):
-            if isinstance(event, Found):
+        for event in SearchEngine(FakePolicy(options), FakePrm(score), settings, at_once=2).run(todo):
+            if isinstance(event, SearchResult):
                 found.append(event)
-            elif isinstance(event, Round):
+            elif isinstance(event, SearchRound):
                 told += 1
                 if told > stop_after:
                     raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from prism_prm.data.pools import read_pool
 from prism_prm.scorer import Scorer
 from prism_prm.search.engine import search_problems
 from prism_prm.search.methods import METHODS, SearchSettings
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.search_task import search_task
 from worlds import FakePolicy, FakePrm, SmallScorer
 

@@ -23,9 +23,9 @@ from prism_prm.grading.extract import extract_answer
 from prism_prm.lab.world.problems import draw_problems
 from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.tokens import PRM_SETTINGS
-from prism_prm.search.engine import Engine
-from prism_prm.search.step_scores import scores_by_prm
-from prism_prm.search.tree import Found
+from prism_prm.search.engine import SearchEngine
+from prism_prm.search.grade_pool import scores_by_prm
+from prism_prm.search.tree import SearchResult
 from prism_prm.store import ScoreStore
 
 NUM_PROBLEMS = 10
@@ -163,14 +163,14 @@ def test_a_budget_inside_a_lookahead(command: list[str], prms: list[Path], tmp_p
 def test_problems_without_a_solution_are_counted_and_not_solved(
     select: str, command: list[str], prms: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Engine.run
+    real = SearchEngine.run
 
-    def finding_little(self: Engine, problems: Any, keys: Any = None) -> Any:
+    def finding_little(self: SearchEngine, problems: Any, keys: Any = None) -> Any:
         for event in real(self, problems, keys):
-            is_emptied = isinstance(event, Found) and event.problem < 2
+            is_emptied = isinstance(event, SearchResult) and event.problem < 2
             yield replace(event, solutions=()) if is_emptied else event
 
-    monkeypatch.setattr(Engine, "run", finding_little)
+    monkeypatch.setattr(SearchEngine, "run", finding_little)
     command = [*command, "--prm", str(prms[0]), "--method", "beam", "-n", "4", "--limit", "3", "--select", select]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -190,28 +190,28 @@ def test_problems_done_are_not_done_again(
 ) -> None:
     command = [*command, "--prm", str(prms[0]), "--method", "beam", "-n", "4", "--at-once", "3"]
     whole = run([*command[:6], str(Path(command[6]).with_name("whole")), *command[7:]])
-    real, searched, found_before = Engine.run, [], []
+    real, searched, found_before = SearchEngine.run, [], []
 
-    def dying(self: Engine, problems: Any, keys: Any = None) -> Any:
+    def dying(self: SearchEngine, problems: Any, keys: Any = None) -> Any:
         for event in real(self, problems, keys):
-            if isinstance(event, Found):
+            if isinstance(event, SearchResult):
                 if len(found_before) == 4:
                     raise KeyboardInterrupt
                 found_before.append(event)
             yield event
 
-    def counting(self: Engine, problems: Any, keys: Any = None) -> Any:
+    def counting(self: SearchEngine, problems: Any, keys: Any = None) -> Any:
         searched.append(list(problems))
         return real(self, problems, keys)
 
-    monkeypatch.setattr(Engine, "run", dying)
+    monkeypatch.setattr(SearchEngine, "run", dying)
     assert CliRunner().invoke(app, command).exit_code != 0
     out = Path(command[6])
     journal = out / "journal" / "first-n4.jsonl"
     assert len(journal.read_text().splitlines()) == 1 + 4
     with journal.open("a") as file:
         file.write('{"problem": "1+1", "found": {"solut')  # a line that was being written
-    monkeypatch.setattr(Engine, "run", counting)
+    monkeypatch.setattr(SearchEngine, "run", counting)
     run(command)
     assert sum(map(len, searched)) == NUM_PROBLEMS - 4
     pools = [folder / "pools" / "first-n4.jsonl" for folder in (out, whole)]

@@ -13,7 +13,7 @@ from prism_prm.aggregate import Choice
 from prism_prm.data.pools import Pool, PoolProblem, Solution
 from prism_prm.data.tasks import TaskProblem
 from prism_prm.search.grade_pool import Grade, GradedPool
-from prism_prm.search.selected import Selection, select_solutions, write_selected
+from prism_prm.search.select import Selection, select_solutions, write_selected
 
 WORDS = ("bba", "ab-", "--", "")
 """The answers of four problems' solutions; "-" is none."""

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from prism_prm.config import read_settings
 from prism_prm.data.tasks import TASKS
-from prism_prm.search.search_recipe import read_recipe
+from prism_prm.search.recipes import SearchRecipe
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "search"
 POLICIES = {
@@ -21,7 +22,7 @@ POLICIES = {
 @pytest.mark.parametrize("name", POLICIES)
 def test_recipe(name: str) -> None:
     path = RECIPES / f"{name}.toml"
-    recipe = read_recipe(path, {"prm": ["some-prm"]}, [])
+    recipe = read_settings(SearchRecipe, path, given={"prm": ["some-prm"]})
     assert (recipe.policy.name, recipe.task) == POLICIES[name]
     assert recipe.task in TASKS
     assert (recipe.search.method, recipe.selector) == ("beam", "weighted")

@@ -15,7 +15,7 @@ from prism_prm.backends.policy import Sampling
 from prism_prm.data.tasks import TaskGrader, TaskProblem
 from prism_prm.lab.world.problems import ProblemSettings, draw_problems
 from prism_prm.search.label_engine import Judging, by_answer, label_problems
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_rules import LabelSettings
 
 BATCH = 4096
 """Texts that go through the policy at a time."""

@@ -16,7 +16,7 @@ from prism_prm.rl.looks import LOOKS, Look, write_looks
 from prism_prm.rl.samples import SamplesFile
 from prism_prm.search import rounds
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.search_task import search_task
 from prism_prm.serve.page_documents import Document, ShownResults, encode, find_documents, listing
 from shown_results import programs

@@ -21,13 +21,11 @@ from prism_prm.backends.open_scorer import PrmOptions, prm_for_workers
 from prism_prm.backends.policy import PolicySettings, Sampling, policy_for_workers
 from prism_prm.errors import ConfigError
 from prism_prm.job import Chunk, Opening
-from prism_prm.ray import Ray
-from prism_prm.ray.settings import RaySettings
-from prism_prm.search.label_recipe import LabelRecipe
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.ray import Ray, RaySettings
+from prism_prm.search.label_rules import LabelSettings
 from prism_prm.search.label_task import label_task
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import LabelRecipe, SearchRecipe
 from prism_prm.search.search_task import search_task
 
 cloudpickle = pytest.importorskip("cloudpickle")

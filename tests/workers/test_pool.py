@@ -20,11 +20,10 @@ from prism_prm import ray as prism_workers
 from prism_prm.cli.options import with_address
 from prism_prm.errors import ConfigError, DataError, MissingExtraError, ModelError, PrismError
 from prism_prm.job import Chunk, Finished, Here, Job, Local, Opening
-from prism_prm.ray import copies, pool
-from prism_prm.ray.cluster import Cluster, connected
-from prism_prm.ray.copies import FolderCopy
-from prism_prm.ray.pool import IN_FLIGHT, TRIES, Pool
-from prism_prm.ray.settings import RaySettings, is_address
+from prism_prm.ray import RaySettings, is_address, pool
+from prism_prm.ray import cluster as copies
+from prism_prm.ray.cluster import Connection, FolderCopy, connected
+from prism_prm.ray.pool import IN_FLIGHT, TRIES, RayPool
 
 
 class LostError(Exception):
@@ -148,9 +147,9 @@ def chunks(numbers: range) -> Iterator[Chunk[int]]:
     return (Chunk(i, f"item {i}", i) for i in numbers)
 
 
-def opened(ray: Ray, workers: int = 3, **more: Any) -> Pool[int]:
+def opened(ray: Ray, workers: int = 3, **more: Any) -> RayPool[int]:
     given: dict[str, Any] = {"make": make_ten, "folders": (), "alike": str} | more
-    return Pool(Cluster(ray, workers, 1, 0.0, workers), **given)
+    return RayPool(Connection(ray, workers, 1, 0.0, workers), **given)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -319,7 +318,7 @@ def test_workers_lost_with_their_nodes_are_not_held_against_a_chunk(
 @pytest.mark.parametrize(("gpus", "seen"), [(0.0, ""), (0.5, "0")])
 def test_workers_without_gpus_see_none(gpus: float, seen: str) -> None:
     """Ray leaves all GPUs in sight of an actor that asked for none."""
-    workers = Pool(Cluster(Ray(), 1, 1, gpus, 1), lambda _: os.environ["CUDA_VISIBLE_DEVICES"], (), None)
+    workers = RayPool(Connection(Ray(), 1, 1, gpus, 1), lambda _: os.environ["CUDA_VISIBLE_DEVICES"], (), None)
     assert workers.ask(str) == seen
 
 
@@ -377,9 +376,9 @@ def test_workers_that_can_never_start_are_refused(
 
 
 def test_who_waits_says_what_for(said: list[str]) -> None:
-    Pool(Cluster(Ray(), 8, 4, 1.0, 3), make_ten, (), None)
+    RayPool(Connection(Ray(), 8, 4, 1.0, 3), make_ten, (), None)
     assert said == ["Ray: 8 workers of 4 CPU cores and 1 GPU; 5 of them wait for more nodes"]
-    waiting = Cluster(nodes((4, 1)), 8, 4, 1.0, 3).waiting()
+    waiting = Connection(nodes((4, 1)), 8, 4, 1.0, 3).waiting()
     assert waiting == "each needs 4 CPU cores and 1 GPU of one node, and free in all are 2 CPU cores and 1 GPU"
 
 
@@ -469,7 +468,7 @@ def test_a_folder_that_nodes_do_not_see_is_packed_once(monkeypatch: pytest.Monke
 
 def test_actors_get_the_resources_asked_for() -> None:
     ray = Ray()
-    Pool(Cluster(ray, 2, 4, 0.5, 2), make_ten, (), None)
+    RayPool(Connection(ray, 2, 4, 0.5, 2), make_ten, (), None)
     assert ray.options == {"num_cpus": 4, "num_gpus": 0.5, "scheduling_strategy": "SPREAD", "max_restarts": 0}
 
 
@@ -513,7 +512,7 @@ def test_a_folder_is_packed_and_unpacked_once(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "prm" / "deep").mkdir(parents=True)
     (tmp_path / "prm" / "weights").write_bytes(bytes(range(100)))
     (tmp_path / "prm" / "deep" / "empty").touch()
-    monkeypatch.setattr("prism_prm.ray.copies.CHUNK", 30)
+    monkeypatch.setattr("prism_prm.ray.cluster.CHUNK", 30)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     got: list[bytes] = []
     ray: Any = SimpleNamespace(put=lambda chunk: chunk, get=lambda chunk: got.append(chunk) or chunk)
@@ -603,7 +602,7 @@ import os, sys, types
 resources = {{"Alive": True, "Resources": {{"CPU": 2}}}}
 sys.modules["ray"] = types.SimpleNamespace(is_initialized=lambda: True, nodes=lambda: [resources])
 from prism_prm.ray.cluster import connected
-from prism_prm.ray.settings import RaySettings
+from prism_prm.ray import RaySettings
 with connected(RaySettings(ray="auto", workers=1)):
     {end}
 """

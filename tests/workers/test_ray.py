@@ -30,8 +30,7 @@ from prism_prm.data.tables import write_pairs, write_trees
 from prism_prm.errors import DataError
 from prism_prm.evaluate.evaluate_prm import EvalSettings
 from prism_prm.job import Opening
-from prism_prm.ray import Ray, pool
-from prism_prm.ray.settings import RaySettings
+from prism_prm.ray import Ray, RaySettings, pool
 from prism_prm.store import Request, ScoreStore
 from prism_prm.tree import Step, StepPair, StepTree
 from ray_cluster import RayCluster
@@ -162,7 +161,7 @@ def test_a_node_without_the_folder_gets_one_copy(
 ) -> None:
     """All nodes are on this machine, so the folder has a name under which none of them sees it."""
     monkeypatch.setattr(pool, "pack", lambda ray, _folder: pack(ray, str(place / "prm")))
-    from prism_prm.ray.copies import pack
+    from prism_prm.ray.cluster import pack
 
     make = partial(_make, place="/elsewhere/prm", options={})
     settings = RaySettings(ray=cluster.address, workers=1)

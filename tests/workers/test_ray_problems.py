@@ -17,13 +17,12 @@ import pytest
 
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.backends.policy import PolicySettings, Sampling
-from prism_prm.ray.pool import Pool
-from prism_prm.ray.settings import RaySettings
-from prism_prm.search.label_recipe import LabelRecipe
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.ray import RaySettings
+from prism_prm.ray.pool import RayPool
+from prism_prm.search.label_rules import LabelSettings
 from prism_prm.search.label_task import label_task
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import LabelRecipe, SearchRecipe
 from prism_prm.search.search_task import search_task
 from ray_cluster import RayCluster
 
@@ -107,7 +106,7 @@ def kill_worker(
     import ray
 
     enough, killed = random.Random(seed).randrange(1, NUM_PROBLEMS - 4), list[int]()
-    answering = Pool._answering
+    answering = RayPool._answering
 
     def kills(self: Any) -> Any:
         """Portions were just given to all who are free. A worker is stopped to see whether it has answered."""
@@ -120,7 +119,7 @@ def kill_worker(
         return answering(self)
 
     with patch.context() as patched:
-        patched.setattr(Pool, "_answering", kills)
+        patched.setattr(RayPool, "_answering", kills)
         work(place, folder / "killed", RaySettings(ray=cluster.address, workers=2))
     assert killed
     assert any("was lost (The" in line for line in said), said

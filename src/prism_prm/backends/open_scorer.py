@@ -21,8 +21,7 @@ from prism_prm.models.card import check_prm, prm_folder
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.models.model_files import base_of, is_adapter
 from prism_prm.net import server_address
-from prism_prm.ray import Ray
-from prism_prm.ray.settings import RaySettings
+from prism_prm.ray import Ray, RaySettings
 from prism_prm.scorer import Scorer, ScorerFacts, StepSession, TreeScores
 from prism_prm.tree import StepTree
 

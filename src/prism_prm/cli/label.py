@@ -14,7 +14,7 @@ from prism_prm.console import say
 if TYPE_CHECKING:
     from prism_prm.backends.critic_settings import CriticSettings
     from prism_prm.models.load_settings import LoadSettings
-    from prism_prm.ray.settings import RaySettings
+    from prism_prm.ray import RaySettings
 
 EXAMPLES = """
 **Examples**
@@ -70,7 +70,7 @@ PANELS = {
 
 @with_settings(
     given=Options(
-        "prism_prm.search.label_recipe:LabelRecipe",
+        "prism_prm.search.recipes:LabelRecipe",
         PANELS,
         names={
             "policy.name": "--policy", "label.rule": "--label-rule", "label.max_policy_tokens": "--budget",
@@ -114,14 +114,15 @@ def label(
     report. Rerun the same command to resume a stopped run. With --ray the work is spread over cores, GPUs and machines.
     A server's key is read from $OPENAI_API_KEY.
     """
+    from prism_prm.config import read_settings
     from prism_prm.report import PAGE
-    from prism_prm.search.label_recipe import read_recipe
     from prism_prm.search.label_task import label_task
+    from prism_prm.search.recipes import LabelRecipe
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     if task is not None:
         given["task"] = task
-    chosen = read_recipe(recipe, given, assignments or [])
+    chosen = read_settings(LabelRecipe, recipe, assignments or [], given)
     metrics = label_task(chosen, out, judges=judges, ray=cluster.given, prm_options=prm_options(loading, critic=critic))
 
     def show() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from prism_prm.models.load_settings import LoadSettings
-    from prism_prm.ray.settings import RaySettings
+    from prism_prm.ray import RaySettings
 
 EXAMPLES = """
 **Examples**

@@ -159,14 +159,12 @@ def critic_options() -> Options:
 
 def ray_options() -> Options:
     """The options of a command whose work a Ray cluster can do."""
-    return Options(
-        "prism_prm.ray.settings:RaySettings", {"Ray": ("ray", "workers", "gpus_per_worker", "cpus_per_worker")}
-    )
+    return Options("prism_prm.ray:RaySettings", {"Ray": ("ray", "workers", "gpus_per_worker", "cpus_per_worker")})
 
 
 def with_address(words: Sequence[str]) -> list[str]:
     """The words of a command, in which --ray without an address means a cluster on this machine."""
-    from prism_prm.ray.settings import LOCAL, is_address
+    from prism_prm.ray import LOCAL, is_address
 
     found: list[str] = []
     for word, after in zip(words, [*words[1:], ""], strict=False):

@@ -30,9 +30,9 @@ from prism_prm.paths import named_places
 if TYPE_CHECKING:
     from prism_prm.backends.critic_settings import CriticSettings
     from prism_prm.models.load_settings import LoadSettings
-    from prism_prm.ray.settings import RaySettings
+    from prism_prm.ray import RaySettings
     from prism_prm.search.rerank_pool import RerankSettings
-    from prism_prm.search.rerank_report import Results
+    from prism_prm.search.rerank_report import RerankResults
 
 EXAMPLES = """
 **Examples**
@@ -139,7 +139,7 @@ def rerank(
     conclude(lambda: report_facts(out), show)
 
 
-def _show(results: Results) -> None:
+def _show(results: RerankResults) -> None:
     """The curves, and what could not be judged."""
     from prism_prm.aggregate import GIVEN
     from prism_prm.report import percent

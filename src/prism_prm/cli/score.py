@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from prism_prm.backends.critic_settings import CriticSettings
     from prism_prm.data.formats import ReadOptions
     from prism_prm.models.load_settings import LoadSettings
-    from prism_prm.ray.settings import RaySettings
+    from prism_prm.ray import RaySettings
 
 EXAMPLES = """
 **Examples**

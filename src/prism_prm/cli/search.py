@@ -29,8 +29,8 @@ from prism_prm.paths import named_places
 if TYPE_CHECKING:
     from prism_prm.backends.critic_settings import CriticSettings
     from prism_prm.models.load_settings import LoadSettings
-    from prism_prm.ray.settings import RaySettings
-    from prism_prm.search.search_task import Point
+    from prism_prm.ray import RaySettings
+    from prism_prm.search.search_report import Point
 
 EXAMPLES = """
 **Examples**
@@ -80,7 +80,7 @@ PANELS = {
 
 @with_settings(
     given=Options(
-        "prism_prm.search.search_recipe:SearchRecipe",
+        "prism_prm.search.recipes:SearchRecipe",
         PANELS,
         names={"policy.name": "--policy", "n": "-n", "search.max_policy_tokens": "--budget"},
         parse={"n": numbers},
@@ -120,12 +120,13 @@ def search(
     Rerun the same command to resume a stopped search. With --ray the work is spread over cores, GPUs and machines. A
     server's key is read from $OPENAI_API_KEY.
     """
+    from prism_prm.config import read_settings
     from prism_prm.report import PAGE
-    from prism_prm.search.search_recipe import read_recipe
+    from prism_prm.search.recipes import SearchRecipe
     from prism_prm.search.search_task import search_task
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
-    chosen = read_recipe(recipe, given, assignments or [])
+    chosen = read_settings(SearchRecipe, recipe, assignments or [], given)
     families = families_of(family, named_places(chosen.prm))
     how = prm_options(loading, families=families, critic=critic, ray=cluster.given)
     points = search_task(chosen, out, prm_options=how, judges=judges, store=store)

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from prism_prm.console import Advance, ignore
 from prism_prm.grading import compare_outputs, value_codec
-from prism_prm.grading.answer_judge import Key, Status, Verdict
 from prism_prm.grading.compare_outputs import is_right, printed_key, returned_key, returned_right
+from prism_prm.grading.graders import Key, Status, Verdict
 from prism_prm.grading.problems import SECONDS, Case, ProgramTests
 from prism_prm.grading.process_pool import ProcessPool
-from prism_prm.grading.sandbox import Call, Program, Run, Sandbox
+from prism_prm.grading.sandbox import Call, Program, RunResult, Sandbox
 from prism_prm.grading.sandbox_policy import WALL_PER_CPU, Limits, SandboxError
 
 CHUNK = 64
@@ -128,20 +128,22 @@ class ProgramJudge:
 
     def _keys(self, programs: Sequence[tuple[ProgramTests, str]]) -> list[Key]:
         trials = [_Trial(tests, program, tests.public) for tests, program in programs]
-        return [self._key(trial, runs) for trial, runs in zip(trials, self._run(trials), strict=True)]
+        keys = []
+        for trial, runs in zip(trials, self._run(trials), strict=True):
+            if not runs:  # nothing tells the programs apart, so they are one group
+                keys.append(Key("", "no public tests"))
+                continue
+            ended = tuple(self._ending(trial.tests, case, run) for case, run in zip(trial.cases, runs, strict=True))
+            failed = next((run.status for run in runs if run.status != "ok"), None)
+            outputs = [] if failed else [self._output_key(trial.tests, run) for run in runs]
+            if failed or None in outputs:
+                keys.append(Key(None, failed or "error", passed=False, tests=ended))
+                continue
+            digest = hashlib.blake2b(repr(outputs).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+            keys.append(Key(digest, passed=set(ended) == {_PASSED}, tests=ended))
+        return keys
 
-    def _key(self, trial: _Trial, runs: Sequence[Run]) -> Key:
-        if not runs:
-            return Key("", "no public tests")  # nothing tells the programs apart, so they are one group
-        ended = tuple(self._ending(trial.tests, case, run) for case, run in zip(trial.cases, runs, strict=True))
-        failed = next((run.status for run in runs if run.status != "ok"), None)
-        outputs = [] if failed else [self._output_key(trial.tests, run) for run in runs]
-        if failed or None in outputs:
-            return Key(None, failed or "error", passed=False, tests=ended)
-        digest = hashlib.blake2b(repr(outputs).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-        return Key(digest, passed=set(ended) == {_PASSED}, tests=ended)
-
-    def _ending(self, tests: ProgramTests, case: Case, run: Run) -> str:
+    def _ending(self, tests: ProgramTests, case: Case, run: RunResult) -> str:
         """How one test ended."""
         if run.status != "ok":
             return run.status
@@ -157,7 +159,7 @@ class ProgramJudge:
             right = outcome.value
         return _PASSED if right else _FAILED
 
-    def _output_key(self, tests: ProgramTests, run: Run) -> str | None:
+    def _output_key(self, tests: ProgramTests, run: RunResult) -> str | None:
         """Equal for equal outputs; None for a value that cannot be told from others, or not in time."""
         if tests.function is None:
             return printed_key(run.stdout.decode("utf-8", "replace"))
@@ -166,9 +168,9 @@ class ProgramJudge:
         (outcome,) = self._comparing.run([("returned_key", (run.value, tests.tuples_are_lists))])
         return cast("str | None", outcome.value)
 
-    def _run(self, trials: Sequence[_Trial]) -> list[list[Run]]:
+    def _run(self, trials: Sequence[_Trial]) -> list[list[RunResult]]:
         """What each program does on each of its tests, over all cores."""
-        found: list[list[Run]] = [[] for _ in trials]
+        found: list[list[RunResult]] = [[] for _ in trials]
         for seconds in {trial.tests.seconds for trial in trials}:
             jobs: list[tuple[int, Program | Call]] = []
             for i, (tests, program, cases) in enumerate(trials):
@@ -192,10 +194,10 @@ class ProgramJudge:
         return self._sandbox.with_limits(limits)
 
 
-def _outcomes(sandbox: Sandbox, jobs: Sequence[Program | Call]) -> list[list[Run]]:
+def _outcomes(sandbox: Sandbox, jobs: Sequence[Program | Call]) -> list[list[RunResult]]:
     """What each job gives; one that could not be started says nothing about its program, and is retried alone."""
 
-    def run(some: Sequence[Program | Call]) -> list[list[Run]]:
+    def run(some: Sequence[Program | Call]) -> list[list[RunResult]]:
         return [runs if isinstance(runs, list) else [runs] for runs in sandbox.map(some)]
 
     found = run(jobs)

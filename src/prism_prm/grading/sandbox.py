@@ -26,7 +26,7 @@ from typing import Any, Literal
 from prism_prm.config import Count, fault
 from prism_prm.errors import SettingError
 from prism_prm.grading import sandbox_policy as policy
-from prism_prm.grading.cores import available_cores
+from prism_prm.grading.process_pool import available_cores
 from prism_prm.grading.sandbox_policy import (
     FIRST_USER,
     LEVELS,
@@ -64,7 +64,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunResult:
     """How one run or call ended. `ok` says that it ended by itself, never that its result is right."""
 
     status: Status
@@ -114,14 +114,14 @@ class Sandbox:
         other.limits = limits
         return other
 
-    def run(self, code: str, stdin: str | bytes = b"") -> Run:
+    def run(self, code: str, stdin: str | bytes = b"") -> RunResult:
         """Run a program with this standard input."""
         given = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
         ended = self._run_process(given, num_lines=1, code=code)
         seconds = ended.ended_at - ended.lines[0][0] if ended.lines else 0.0
-        return Run(self._status(ended), bytes(ended.stdout), bytes(ended.stderr), seconds)
+        return RunResult(self._status(ended), bytes(ended.stdout), bytes(ended.stderr), seconds)
 
-    def call(self, code: str, function: str, arguments: Sequence[list[Any]]) -> list[Run]:
+    def call(self, code: str, function: str, arguments: Sequence[list[Any]]) -> list[RunResult]:
         """Call a function of the program once for each list of arguments, in one process.
 
         A call that ends the process (by its time) leaves those after it without a result: they get its status.
@@ -130,7 +130,8 @@ class Sandbox:
         calls = {"function": function, "arguments": json.dumps(list(arguments))}
         ended = self._run_process(b"", num_lines=num_calls + 2, num_calls=num_calls, code=code, **calls)
         status = self._status(ended)
-        lost = Run("error" if status == "ok" else status, stderr=bytes(ended.stderr))  # without a report it is not ok
+        # Without a report it is not ok.
+        lost = RunResult("error" if status == "ok" else status, stderr=bytes(ended.stderr))
         loaded, *reports = [_reported(line) for _, line in ended.lines[1 : num_calls + 2]] or [lost]
         if loaded.status != "ok":
             return [loaded] * num_calls
@@ -138,22 +139,22 @@ class Sandbox:
         runs = [dataclasses.replace(run, seconds=times[i + 1] - times[i]) for i, run in enumerate(reports)]
         if len(runs) < num_calls:
             runs.append(lost)
-            after = Run(lost.status, stderr=f"not called: call {len(runs)} has ended the process".encode())
+            after = RunResult(lost.status, stderr=f"not called: call {len(runs)} has ended the process".encode())
             runs += [after] * (num_calls - len(runs))
         return runs
 
-    def map(self, jobs: Iterable[Program | Call]) -> Iterator[Run | list[Run]]:
+    def map(self, jobs: Iterable[Program | Call]) -> Iterator[RunResult | list[RunResult]]:
         """Do the jobs on all workers; outcomes come in the jobs' order, and few jobs are read ahead.
 
         Closing the iterator stops what still runs.
         """
 
-        def do(job: Program | Call) -> Run | list[Run]:
+        def do(job: Program | Call) -> RunResult | list[RunResult]:
             if isinstance(job, Program):
                 return self.run(job.code, job.stdin)
             return self.call(job.code, job.function, job.arguments)
 
-        waiting: deque[Future[Run | list[Run]]] = deque()
+        waiting: deque[Future[RunResult | list[RunResult]]] = deque()
         stop = threading.Event()
         pool = ThreadPoolExecutor(self.workers, initializer=setattr, initargs=(self._thread, "stop", stop))
         try:
@@ -201,17 +202,17 @@ class Sandbox:
         return "error" if code else "ok"
 
 
-def _reported(line: bytes) -> Run:
+def _reported(line: bytes) -> RunResult:
     """What the process says about one call; anything other than a report is an error of the program."""
     try:
         status, value = json.loads(line)
     except (ValueError, RecursionError, TypeError):
         status, value = "", None
     if status == "ok":
-        return Run(status, value=value)
+        return RunResult(status, value=value)
     if status not in ("memory", "error"):
         status, value = "error", "what was written in place of a result cannot be read"
-    return Run(status, stderr=str(value).encode("utf-8", "surrogatepass"))
+    return RunResult(status, stderr=str(value).encode("utf-8", "surrogatepass"))
 
 
 _PROBE = """

@@ -34,7 +34,7 @@ _MAX_DEPTH = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class Plain:
     """What has no outer form: a number, a word, a formula."""
 
     text: str
@@ -65,7 +65,7 @@ class Named:
     value: Form
 
 
-Form = Leaf | Group | Cells | Named
+Form = Plain | Group | Cells | Named
 
 _OPEN = {"(": "(", "[": "[", r"\{": "{", r"\langle": "("}
 _CLOSE = {")": ")", "]": "]", r"\}": "}", r"\rangle": ")"}
@@ -93,7 +93,7 @@ def read_form(text: str, depth: int = 0) -> Form:
 
     text = text.strip()
     if depth > _MAX_DEPTH:
-        return Leaf(text)
+        return Plain(text)
     if text.startswith("{") and closing(text) == len(text) - 1:
         return read_form(text[1:-1], depth + 1)
     conditions = split(_OR.sub(";", text), ";") if _OR.search(text) else []
@@ -101,7 +101,7 @@ def read_form(text: str, depth: int = 0) -> Form:
         return Group("∪", inside(*conditions))
     parts = _parts(text)
     if len(parts) > 1:
-        return Leaf(text) if numeral(text) else Group("", _flat(inside(*parts)))
+        return Plain(text) if numeral(text) else Group("", _flat(inside(*parts)))
     if form := _read_brackets(text, depth):
         return form
     if r"\pm" in text or r"\mp" in text:
@@ -115,7 +115,7 @@ def read_form(text: str, depth: int = 0) -> Form:
             return Named("".join(first.split()), read_form(last, depth + 1))
         if _NAME.fullmatch(last) and len(sides) == 2 and not _UNKNOWN.search(first):
             return Named("".join(last.split()), read_form(first, depth + 1))
-        return Leaf(text) if _UNKNOWN.search(text) else read_form(last, depth + 1)
+        return Plain(text) if _UNKNOWN.search(text) else read_form(last, depth + 1)
     quantity, _ = split_unit(text)
     if quantity != text and (form := _read_brackets(quantity, depth)):
         return form
@@ -124,7 +124,7 @@ def read_form(text: str, depth: int = 0) -> Form:
         return Group(":", inside(*ratio))
     table = _TABLE.fullmatch(text)
     if table is None or table[1] not in _TABLES or r"\begin" in table[2]:
-        return Leaf(text)
+        return Plain(text)
     rows = split(table[2], (r"\\",))
     return Cells(_TABLES[table[1]], tuple(inside(*split(row, "&")) for row in (rows if rows[-1] else rows[:-1])))
 
@@ -193,7 +193,7 @@ def _same(a: Form, b: Form, tolerance: float) -> bool:
     if (isinstance(a, Named) and _is_equation(b)) or (isinstance(b, Named) and _is_equation(a)):
         return _key(_equation(a), _EXACT) == _key(_equation(b), _EXACT)
     a, b = _value(a), _value(b)
-    if isinstance(a, Leaf) and isinstance(b, Leaf):
+    if isinstance(a, Plain) and isinstance(b, Plain):
         return _same_leaf(a, b, tolerance)
     if isinstance(a, Cells) and isinstance(b, Cells):
         shapes = [(table.name, [len(row) for row in table.rows]) for table in (a, b)]
@@ -208,12 +208,14 @@ def _same(a: Form, b: Form, tolerance: float) -> bool:
 
 
 def _is_equation(form: Form) -> bool:
-    return isinstance(form, Leaf) and len(split(form.text, "=")) > 1
+    return isinstance(form, Plain) and len(split(form.text, "=")) > 1
 
 
 def _equation(form: Form) -> Form:
     """`y = 2x`, which is the value 2x else, as an equation like `y - 2x = 0`."""
-    return Leaf(f"{form.name}={form.value.text}") if isinstance(form, Named) and isinstance(form.value, Leaf) else form
+    return (
+        Plain(f"{form.name}={form.value.text}") if isinstance(form, Named) and isinstance(form.value, Plain) else form
+    )
 
 
 def _value(form: Form) -> Form:
@@ -235,10 +237,13 @@ def _same_group(a: Group, b: Group, tolerance: float) -> bool:
         if sorted(names_a) != sorted(names_b) or len(parts) != len(others):
             return False
         for part in parts:
-            found = next((i for i, other in enumerate(others) if _same_member(part, other, tolerance)), None)
-            if found is None:
+            for i, other in enumerate(others):
+                has_other_name = isinstance(part, Named) and isinstance(other, Named) and part.name != other.name
+                if not has_other_name and _same(part, other, tolerance):
+                    del others[i]
+                    break
+            else:
                 return False
-            del others[found]
         return True
     may_differ = {"", "()", "[]"} if len(a.parts) > 2 else {"", "()"}
     if len(a.parts) != len(b.parts) or (len(kinds) > 1 and not kinds <= may_differ):
@@ -249,11 +254,6 @@ def _same_group(a: Group, b: Group, tolerance: float) -> bool:
     if bool(names_a) != bool(names_b) and have_names:  # a=2, x=3 is not a=2, a=3
         return False
     return all(_same(x, y, tolerance) for x, y in zip(a.parts, b.parts, strict=True))
-
-
-def _same_member(a: Form, b: Form, tolerance: float) -> bool:
-    has_other_name = isinstance(a, Named) and isinstance(b, Named) and a.name != b.name
-    return not has_other_name and _same(a, b, tolerance)
 
 
 def _names(group: Group) -> list[str]:
@@ -267,7 +267,7 @@ def _members(group: Group) -> list[Form]:
     return list({_key(part, _EXACT): part for part in group.parts}.values() if group.brackets == "{}" else group.parts)
 
 
-def _same_leaf(a: Leaf, b: Leaf, tolerance: float) -> bool:
+def _same_leaf(a: Plain, b: Plain, tolerance: float) -> bool:
     plain = same_plainly(a.text, b.text, tolerance)
     if plain is not None:
         return plain
@@ -300,7 +300,7 @@ def _number(text: str) -> Numeral | None:
 
 def _key(form: Form, digits: int) -> str:
     form = _value(form)
-    if isinstance(form, Leaf):
+    if isinstance(form, Plain):
         if plain := plain_key(form.text, digits):
             return plain
         quantity, _ = split_unit(form.text)

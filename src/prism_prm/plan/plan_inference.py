@@ -16,7 +16,7 @@ from prism_prm.plan.counting import CountingScorer, kernel_of
 from prism_prm.plan.gpus import BYTES, GIB, Cluster, Fit
 from prism_prm.plan.plan_run import SCORE_BYTES, Plan, ScoringJob, Stage
 from prism_prm.plan.skeleton import Stand, backbone_sizes, load_skeleton
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.store import Request
 
 PROMPT = 200

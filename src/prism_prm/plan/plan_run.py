@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prism_prm.config import override, read_toml
+from prism_prm.config import override, read_settings, read_toml
 from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.paths import named_places, split_name
 from prism_prm.plan.gpus import Cluster, Fit
 from prism_prm.plan.skeleton import Stand
-from prism_prm.search.search_recipe import SearchRecipe, read_recipe
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.train.recipe import Recipe, check_data, load_recipe
 
 SCORE_BYTES = 60
@@ -162,5 +162,5 @@ def read_any(path: str | Path, assignments: Sequence[str] = ()) -> Recipe | Sear
     if "problems" in found:
         raise ConfigError(f"{path}: this is a recipe of `prism grpo`, which `prism plan` does not cover")
     if "task" in found or "search" in found:
-        return read_recipe(path, {}, assignments)
+        return read_settings(SearchRecipe, path, assignments)
     return load_recipe(path, assignments)

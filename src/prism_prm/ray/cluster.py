@@ -1,25 +1,29 @@
-"""The Ray cluster that does the work: one that runs already, or one on this machine for as long as it is needed."""
+"""The Ray cluster that does the work, and copies of folders for nodes that do not see the driver's files."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
-from prism_prm.ray.settings import LOCAL, RaySettings
+from prism_prm.files import whole_folder, writing
+from prism_prm.ray import LOCAL, RaySettings
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Connection:
     """A cluster that this process is connected to, and what its workers are."""
 
     ray: Any
@@ -44,7 +48,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def connected(settings: RaySettings, *, loads: bool = True) -> Iterator[Cluster]:
+def connected(settings: RaySettings, *, loads: bool = True) -> Iterator[Connection]:
     """The cluster of these settings; one that runs already, or that the caller has connected to, stays as it is.
 
     Workers that load no model (`loads`) get no GPU unless the settings say so.
@@ -111,19 +115,25 @@ def _connect(ray: Any, address: str) -> None:
         signal.signal(signal.SIGTERM, on_end)  # Ray would end the process without the line on how to resume
 
 
-def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Cluster:
+def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Connection:
     """The sizes that were not given, from what the cluster has now; what can never start is refused."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
     if gpus is None:
         gpus = 1.0 if loads and any(node.get("GPU") for node in nodes) else 0.0
-    room = sum(_room(node, cpus, gpus) for node in nodes)
+    room = 0
+    for node in nodes:
+        fits = int(node.get("CPU", 0) // cpus)
+        if gpus:  # a worker with a part of a GPU has it on one GPU
+            whole = int(node.get("GPU", 0))
+            fits = min(fits, whole // int(gpus) if gpus >= 1 else whole * int(1 / gpus + 1e-6))
+        room += fits
     wanted = settings.workers or room
     where = "--ray" if settings.ray == LOCAL else f"--ray {settings.ray}"
     if not wanted or (wanted > room and settings.ray == LOCAL):
         sizes = Counter(_size(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
         raise ConfigError(
-            f"{where}: there is room for {room} of {Cluster(ray, wanted or 1, cpus, gpus, room).described()}, on "
+            f"{where}: there is room for {room} of {Connection(ray, wanted or 1, cpus, gpus, room).described()}, on "
             f"{' and '.join(f'{count} × {size}' for size, count in sizes.items())}. Ask for less with --workers, "
             "--cpus-per-worker or --gpus-per-worker"
             + ("." if settings.ray == LOCAL else ", or name --workers to wait for nodes that are still to come.")
@@ -133,17 +143,63 @@ def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Cluster:
             f"{where}: there is room for {room} of {wanted} workers, and no node has a GPU yet. To wait for more "
             "nodes, say what they bring: --gpus-per-worker 1, or --gpus-per-worker 0 to run on CPUs."
         )
-    return Cluster(ray, wanted, cpus, gpus, room)
-
-
-def _room(node: Mapping[str, float], cpus: int, gpus: float) -> int:
-    """How many workers fit on a node. A worker with a part of a GPU has it on one GPU."""
-    room = int(node.get("CPU", 0) // cpus)
-    if gpus:
-        whole = int(node.get("GPU", 0))
-        room = min(room, whole // int(gpus) if gpus >= 1 else whole * int(1 / gpus + 1e-6))
-    return room
+    return Connection(ray, wanted, cpus, gpus, room)
 
 
 def _size(cpus: float, gpus: float) -> str:
     return f"{cpus:g} CPU core{'s' * (cpus != 1)}" + (f" and {gpus:g} GPU{'s' * (gpus > 1)}" if gpus else "")
+
+
+CHUNK = 64 * 2**20
+"""Bytes that travel as one object, so that a node writes them before it fetches more. The driver's node keeps the whole
+folder in its object store, which spills to disk when it is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderCopy:
+    """A folder in Ray's object store."""
+
+    content: str
+    """A hash of its files."""
+    files: tuple[tuple[str, tuple[Any, ...]], ...]
+    """Each file's name, and references to its chunks."""
+
+
+def pack(ray: Any, folder: str) -> FolderCopy:
+    """Put a folder into the object store."""
+    digest = hashlib.blake2b(digest_size=12)
+    files = []
+    for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        refs = []
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+                refs.append(ray.put(chunk))
+        files.append((name, tuple(refs)))
+    return FolderCopy(digest.hexdigest(), tuple(files))
+
+
+def unpack(copy: FolderCopy) -> str:
+    """The copy as a folder of this node: written by whoever comes first, and used by all workers of the node."""
+    import fcntl
+
+    import ray
+
+    own = Path(tempfile.gettempdir()) / f"prism-prm-{os.getuid()}"
+    with writing(own):
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if own.stat().st_uid != os.getuid():
+        raise PrismError(f"{own} belongs to another user; remove it, or set TMPDIR")
+    folder = own / copy.content
+    with (own / f".{copy.content}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held until the file is closed; here it is worth waiting for
+        if not folder.is_dir():
+            with whole_folder(folder) as aside:
+                for name, refs in copy.files:
+                    (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                    with (aside / name).open("wb") as file:
+                        for ref in refs:
+                            file.write(ray.get(ref))
+    return str(folder)

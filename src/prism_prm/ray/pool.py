@@ -17,12 +17,11 @@ from prism_prm import __version__
 from prism_prm.console import say
 from prism_prm.errors import ConfigError, ModelError, PrismError
 from prism_prm.job import Chunk, Held, Result, Work
-from prism_prm.ray.cluster import Cluster
-from prism_prm.ray.copies import FolderCopy, pack
-from prism_prm.ray.worker import Broken, Finished, Lacks, Ready, Refusal, Worker
+from prism_prm.ray.cluster import Connection, FolderCopy, pack
+from prism_prm.ray.worker import Broken, Done, Lacks, Ready, Refusal, Worker
 
 IN_FLIGHT = 2
-"""Portions at a worker: one that it works on, and one that waits there, so that it never waits itself."""
+"""Chunks at a worker: one that it works on, and one that waits there, so that it is never idle."""
 TRIES = 4
 """How many workers may die of a chunk, or in a row in one place before one of them has finished anything."""
 SECONDS_BEFORE_NOTE = 30.0
@@ -69,17 +68,17 @@ class _Lost:
     """Whether its whole node is gone or out of reach, so that nothing is to be learned from it."""
 
 
-class Pool(Generic[Held]):
+class RayPool(Generic[Held]):
     """Workers of a cluster; see `Workers`."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Connection,
         make: Callable[[Mapping[str, str]], Held],
         folders: Sequence[str],
         alike: Callable[[Held], str] | None,
     ) -> None:
-        self.cluster, self.folders, self.say = cluster, tuple(folders), say
+        self.cluster, self.folders = cluster, tuple(folders)
         self._ray = cluster.ray
         self._made_by = self._ray.put((make, alike))
         self._copies: dict[str, FolderCopy] = {}
@@ -180,8 +179,19 @@ class Pool(Generic[Held]):
         said = self._got(slot.starting, "a worker that starts")
         slot.starting = None
         match said:
-            case Ready():
-                self._check(said)
+            case Ready():  # all workers must hold the same, or results would depend on who did what
+                first = self._first = self._first or said
+                if said.version != __version__:
+                    raise ConfigError(
+                        f"node {said.node} has prism-prm {said.version}, but this is {__version__}; install the same "
+                        "on all nodes"
+                    )
+                if said.holds != first.holds:
+                    raise ModelError(
+                        f"{', '.join(self.folders) or 'the model'} on node {said.node} is not the same as on node "
+                        f"{first.node}: other weights, settings or precision. Give all nodes the same files and "
+                        "devices."
+                    )
                 slot.node, slot.process = said.node, said.process
             case Lacks():
                 for folder in said.folders:
@@ -196,25 +206,12 @@ class Pool(Generic[Held]):
             case _:
                 self._replace(slot, said)
 
-    def _check(self, new: Ready) -> None:
-        """All workers must hold the same, or results would depend on who did what."""
-        first = self._first = self._first or new
-        if new.version != __version__:
-            raise ConfigError(
-                f"node {new.node} has prism-prm {new.version}, but this is {__version__}; install the same on all nodes"
-            )
-        if new.holds != first.holds:
-            raise ModelError(
-                f"{', '.join(self.folders) or 'the model'} on node {new.node} is not the same as on node "
-                f"{first.node}: other weights, settings or precision. Give all nodes the same files and devices."
-            )
-
     def _answer(self, slot: _Slot, again: deque[_Task]) -> Iterator[tuple[Chunk[Any], Any]]:
         """What a worker has to say to its first task."""
         ref, task = slot.queue.popleft()
         said = self._got(ref, f"{task.chunk.name}, on node {slot.node}")
         match said:
-            case Finished():
+            case Done():
                 slot.deaths = 0
                 slot.items += task.chunk.size
                 slot.seconds += said.seconds

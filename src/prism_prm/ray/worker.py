@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from prism_prm import __version__
 from prism_prm.errors import ConfigError, DataError, ModelError, PrismError, is_out_of_memory
-from prism_prm.ray.copies import FolderCopy, unpack
+from prism_prm.ray.cluster import FolderCopy, unpack
 
 T = TypeVar("T")
 KINDS = (DataError, ConfigError, ModelError, PrismError)
@@ -61,7 +61,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Done:
     """A result, and the seconds that it took."""
 
     result: Any
@@ -96,13 +96,13 @@ class Worker:
 
         return _tried(ready)
 
-    def act(self, act: Callable[[Any, Any], Any], work: Any) -> Finished | Refusal | Broken:
+    def act(self, act: Callable[[Any, Any], Any], work: Any) -> Done | Refusal | Broken:
         """Act on a chunk; what is generated is sent as a list."""
         begun = time.perf_counter()
 
-        def finished() -> Finished:
+        def finished() -> Done:
             made = act(self.held, work)
-            return Finished(list(made) if isinstance(made, Iterator) else made, time.perf_counter() - begun)
+            return Done(list(made) if isinstance(made, Iterator) else made, time.perf_counter() - begun)
 
         return _tried(finished)
 

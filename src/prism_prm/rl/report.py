@@ -14,7 +14,7 @@ from prism_prm.rl.recipe import GrpoRecipe
 from prism_prm.stats import compare_means
 
 if TYPE_CHECKING:
-    from prism_prm.search.search_task import Point
+    from prism_prm.search.search_report import Point
 
 HEALTH = {
     "answered": "share answered", "cut": "share cut", "num_steps": "steps per solution",

@@ -25,8 +25,9 @@ from prism_prm.rl.recipe import GrpoRecipe, read_grpo_recipe
 from prism_prm.rl.report import make_report
 from prism_prm.rl.reward import PRMReward
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.search_recipe import SearchRecipe
-from prism_prm.search.search_task import Point, search_task
+from prism_prm.search.recipes import SearchRecipe
+from prism_prm.search.search_report import Point
+from prism_prm.search.search_task import search_task
 
 if TYPE_CHECKING:
     from prism_prm.rl.monitors import Reward

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prism_prm.aggregate import log_score
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.console import Advance, ignore
 from prism_prm.data.pools import Pool
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.search.grade_pool import GradedPool, check_measured
+from prism_prm.search.grade_pool import GradedPool, StepScores, check_measured, log_scores_of
 from prism_prm.search.select import TIE, after_tests, relative_weights
-from prism_prm.search.step_scores import StepScores
 from prism_prm.stats import Comparison, Interval, compare_means, mean_interval, number_clusters
 
 NUM_DRAWS = 1000
@@ -87,20 +85,15 @@ def voted(groups_N: Ints, correct_N: Bools, weights_N: Floats, ns: Sequence[int]
         best_DG[rows[is_best], group[is_best]] = weight[is_best]
         right_DG[rows[is_best], group[is_best]] = correct_N[drawn[is_best]]
         if place + 1 in ns:
-            winner = _winner(total_DG[:, :num_groups], first_DG[:, :num_groups], len(groups_N))
+            # Per draw the group with the most weight, of equals the one seen first. Where no group was drawn this is
+            # group 0, of which nothing is known to be right.
+            absent, seen_DG = len(groups_N), first_DG[:, :num_groups]
+            weight_DG = np.where(seen_DG < absent, total_DG[:, :num_groups], -np.inf)
+            most_D1 = weight_DG.max(axis=1, keepdims=True)
+            is_top_DG = weight_DG >= np.where(most_D1 > 0, most_D1 * (1 - TIE), most_D1)
+            winner = np.where(is_top_DG, seen_DG, absent + 1).argmin(axis=1)
             shares[place + 1] = float(right_DG[rows, winner].mean())
     return np.array([shares[n] for n in ns])
-
-
-def _winner(total_DG: Floats, first_DG: Ints, absent: int) -> Ints:
-    """Per draw the group with the most weight, of equals the one seen first.
-
-    Where no group was drawn this is group 0, of which nothing is known to be right.
-    """
-    total_DG = np.where(first_DG < absent, total_DG, -np.inf)
-    most_D1 = total_DG.max(axis=1, keepdims=True)
-    is_top_DG = total_DG >= np.where(most_D1 > 0, most_D1 * (1 - TIE), most_D1)
-    return np.asarray(np.where(is_top_DG, first_DG, absent + 1).argmin(axis=1))
 
 
 WITHOUT_PRM = ("mean", "majority", "oracle")
@@ -200,11 +193,6 @@ def compute_curves(
         points = tuple(mean_interval(of_n, clusters) for of_n in values)
         curves.append(Curve(*name, tuple(ns), values, clusters, points))
     return curves
-
-
-def log_scores_of(steps: StepScores, aggregator: str) -> Floats:
-    """The log of the score of each solution; −inf where it has none."""
-    return np.array([-np.inf if step is None else log_score(step, aggregator) for step in steps])
 
 
 def _of_problem(

@@ -1,26 +1,38 @@
-"""The PRM's part of a search: steps scored in a session as trees grow, or whole solutions scored at the end."""
+"""Run the searches of many problems side by side: one batch of the policy and one of the PRM per round."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from prism_prm.aggregate import card_values, choose_aggregator
-from prism_prm.backends.policy import Policy, StepRequest, Written, node_key, write_steps
+from prism_prm.backends.policy import (
+    Policy,
+    PolicySettings,
+    StepRequest,
+    Written,
+    node_key,
+    policy_for_workers,
+    write_steps,
+)
+from prism_prm.job import Job, Opening, Workers
+from prism_prm.scorer import Scorer
 from prism_prm.search.methods import Children, Expand, Search, SearchSettings, find_method
-from prism_prm.search.rounds import Round
-from prism_prm.search.tree import Found, SearchNode, Spent, child, found, root
+from prism_prm.search.rounds import SearchRound
+from prism_prm.search.tree import FoundSolution, SearchNode, SearchResult, child, root
 from prism_prm.tree import Step, StepTree, unique_names
 
-if TYPE_CHECKING:
-    from prism_prm.scorer import Scorer
+Other = TypeVar("Other")
+Make = Callable[[Mapping[str, str]], Other]
 
 
 class Scoring:
@@ -51,11 +63,11 @@ class Scoring:
             roots = set(self.session.roots)
             self.session.keep(node.scored for node in nodes if node.scored is not None and node.scored not in roots)
 
-    def finish(self, problem: int) -> Spent:
-        """Free a problem's prompt too; what its scores have cost."""
+    def finish(self, problem: int) -> int:
+        """Free a problem's prompt too; the PRM's tokens for it."""
         if self.session is not None:
             self.session.drop([self.session.roots[problem]])
-        return Spent(prm_tokens=self._tokens.pop(problem, 0))
+        return self._tokens.pop(problem, 0)
 
     def score_steps(self, new: Sequence[tuple[int, SearchNode]]) -> None:
         """Score new steps of (problem, node); a step after one that could not be scored has no score either."""
@@ -115,7 +127,7 @@ class Scoring:
 
 
 AT_ONCE = 32
-"""Problems that are searched side by side."""
+"""Problems that are searched or labelled side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +161,30 @@ class Speedometer:
         return self.text
 
 
+@contextlib.contextmanager
+def policy_workers(job: Job, policy: PolicySettings, other: Opening[Other]) -> Iterator[Workers[tuple[Policy, Other]]]:
+    """Workers of the job's cluster; each holds the policy, and a PRM or a judge beside it."""
+    of_policy = policy_for_workers(policy)
+    make = functools.partial(_make_both, policy=of_policy.make, other=other.make)
+    folders = tuple(dict.fromkeys([*of_policy.folders, *other.folders]))
+    with job.executor.open(Opening(make, folders, of_policy.loads or other.loads), alike=_identities) as workers:
+        yield workers
+
+
+def _make_both(found: Mapping[str, str], *, policy: Make[Policy], other: Make[Other]) -> tuple[Policy, Other]:
+    return policy(found), other(found)
+
+
+def policy_identity(held: tuple[Policy, Any]) -> str:
+    """The policy that a worker holds."""
+    return held[0].identity()
+
+
+def _identities(held: tuple[Policy, Any]) -> str:
+    policy, other = held
+    return f"{policy.identity()} {other.identity() if isinstance(other, Scorer) else ''}"
+
+
 @dataclass(eq=False, slots=True)
 class _Running:
     """A problem that is being searched."""
@@ -156,8 +192,9 @@ class _Running:
     index: int
     key: str
     search: Search
-    wish: Expand
-    spent: Spent = field(default_factory=Spent)
+    expansion: Expand
+    tokens: int = 0
+    """Written by the policy so far."""
     alive: list[SearchNode] = field(default_factory=list)
     """Nodes that hold memory of the policy or the PRM."""
     finished: list[SearchNode] = field(default_factory=list)
@@ -165,24 +202,19 @@ class _Running:
     """Steps so far."""
 
 
-class Engine:
+class SearchEngine:
     """Searches with one policy and at most one PRM."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        prm: Scorer | None,
-        settings: SearchSettings,
-        *,
-        at_once: int = AT_ONCE,
-    ) -> None:
+    def __init__(self, policy: Policy, prm: Scorer | None, settings: SearchSettings, *, at_once: int = AT_ONCE) -> None:
         self.policy = policy
         self.prm = prm
         self.settings = replace(settings, aggregator=choose_aggregator(settings.aggregator, card_values(prm)).value)
         self.method = find_method(settings, prm is not None)
         self.at_once = at_once
 
-    def run(self, problems: Sequence[str], keys: Sequence[str] | None = None) -> Iterator[Found | Round | RoundStats]:
+    def run(
+        self, problems: Sequence[str], keys: Sequence[str] | None = None
+    ) -> Iterator[SearchResult | SearchRound | RoundStats]:
         """What was found for each problem, as soon as it is, and every round; `keys` name their random numbers."""
         keys = unique_names(problems) if keys is None else keys
         waiting = deque(range(len(problems)))
@@ -191,112 +223,101 @@ class Engine:
             while waiting or active:
                 while waiting and len(active) < self.at_once:
                     i = waiting.popleft()
-                    active.append(self._start(i, problems[i], keys[i], scoring))
+                    start = root(self.policy.prompt(problems[i]))
+                    start.scored = scoring.root(i)
+                    search = self.method.run(start, self.settings)
+                    active.append(_Running(i, keys[i], search, next(search), alive=[start]))
                 rounds, done = self._round(active, scoring)
                 yield from rounds
                 active = [running for running in active if running not in done]
                 scoring.score_solutions({running.index: nodes for running, nodes in done.items()})
                 best = math.nan
                 for running, nodes in done.items():
-                    spent = running.spent + scoring.finish(running.index)
-                    yield found(running.index, nodes, spent)
+                    solutions = tuple(map(FoundSolution.of, nodes))
+                    yield SearchResult(running.index, solutions, running.tokens, scoring.finish(running.index))
                     scored = [node.log_score(self.settings.how) for node in nodes if node.probabilities() is not None]
                     best = np.fmax(best, math.exp(max(scored))) if scored else best
                 tokens = sum(node.written.num_tokens for one in rounds for node in one.new)
                 yield RoundStats(tokens, len(active), best)
 
-    def _start(self, index: int, problem: str, key: str, scoring: Scoring) -> _Running:
-        start = root(self.policy.prompt(problem))
-        start.scored = scoring.root(index)
-        search = self.method.run(start, self.settings)
-        return _Running(index, key, search, next(search), alive=[start])
-
     def _round(
         self, active: Sequence[_Running], scoring: Scoring
-    ) -> tuple[list[Round], dict[_Running, list[SearchNode]]]:
-        """Answer every problem's wish: what was written, and the solutions of those that are done."""
-        self._let_go(active, scoring)
+    ) -> tuple[list[SearchRound], dict[_Running, list[SearchNode]]]:
+        """Answer every problem's expansion: what was written, and the solutions of those that are done."""
+        for running in active:  # free what no expansion needs
+            needed = {*running.expansion.nodes, *running.expansion.keep}
+            for node in running.alive:
+                if node not in needed:
+                    node.state = node.scored = None
+            running.alive = [node for node in running.alive if node in needed]
+        scoring.keep(node for running in active for node in running.alive)
         grown = self._write(active)
         new = [
             (running.index, node)
             for running, children in zip(active, grown, strict=True)
             for some in children
             for node in some
-            if running.wish.scored
+            if running.expansion.scored
         ]
         scoring.score_steps(new)
-        rounds: list[Round] = []
+        rounds: list[SearchRound] = []
         done: dict[_Running, list[SearchNode]] = {}
         for running, children in zip(active, grown, strict=True):
             flat = [node for some in children for node in some]
             running.alive += flat
-            running.finished += [node for node in flat if node.is_finished and not running.wish.keep]
-            looked_ahead = bool(running.wish.keep)
+            running.finished += [node for node in flat if node.is_finished and not running.expansion.keep]
+            looked_ahead = bool(running.expansion.keep)
             result = self._answer(running, children, flat)
             if result is not None:
                 done[running] = result
-            decided = None if running.wish.keep else [*running.wish.nodes, *running.wish.held]
+            decided = None if running.expansion.keep else [*running.expansion.nodes, *running.expansion.held]
             kept = decided if result is None else result
-            rounds.append(Round(running.index, flat, looked_ahead, kept, result is not None))
+            rounds.append(SearchRound(running.index, flat, looked_ahead, kept, result is not None))
         return rounds, done
 
     def _answer(self, running: _Running, children: Children, flat: Sequence[SearchNode]) -> list[SearchNode] | None:
-        """Hand a wish's children to the search; its solutions if that was its last wish."""
+        """Hand an expansion's children to the search; its solutions if that was its last expansion."""
         limit = self.settings.max_policy_tokens
-        if limit is not None and running.spent.policy_tokens >= limit:
+        if limit is not None and running.tokens >= limit:
             running.search.close()
-            return list(dict.fromkeys([*running.finished, *running.wish.shown, *flat]))
+            return list(dict.fromkeys([*running.finished, *running.expansion.shown, *flat]))
         try:
-            running.wish = running.search.send(children)
+            running.expansion = running.search.send(children)
         except StopIteration as stop:
             return list(stop.value)
         return None
 
-    def _let_go(self, active: Sequence[_Running], scoring: Scoring) -> None:
-        """Free what no wish needs."""
-        for running in active:
-            needed = {*running.wish.nodes, *running.wish.keep}
-            for node in running.alive:
-                if node not in needed:
-                    node.state = node.scored = None
-            running.alive = [node for node in running.alive if node in needed]
-        scoring.keep(node for running in active for node in running.alive)
-
     def _write(self, active: Sequence[_Running]) -> list[Children]:
-        """The new children of every wish."""
+        """The new children of every expansion."""
         settings = self.settings
         asks: list[StepRequest] = []
         places: list[tuple[_Running, SearchNode, int]] = []
         for running in active:
-            wish = running.wish
-            for node, count in zip(wish.nodes, wish.counts, strict=True):
-                # Greedy steps need no noise, so they take no number from those that do.
-                first = -count if wish.greedy else node.num_children
-                node.num_children += 0 if wish.greedy else count
+            expansion = running.expansion
+            for node, count in zip(expansion.nodes, expansion.counts, strict=True):
+                # Greedy steps need no random numbers, so they take no number from those that do.
+                first = -count if expansion.greedy else node.num_children
+                node.num_children += 0 if expansion.greedy else count
                 room = min(settings.sampling.max_step_tokens, settings.sampling.max_tokens - node.num_tokens)
                 for number in range(first, first + count):
                     key = node_key(settings.seed, running.key, (*node.path, number))
-                    asks.append(StepRequest(node.text, key, room, wish.greedy, node.state, start=node.start))
+                    asks.append(StepRequest(node.text, key, room, expansion.greedy, node.state, start=node.start))
                     places.append((running, node, number))
-        written = self._write_within(asks)
+        # A solution that has used up its tokens is cut without asking.
+        said = iter(write_steps(self.policy, [ask for ask in asks if ask.max_tokens > 0], settings.sampling))
+        written = [next(said) if ask.max_tokens > 0 else Written("", "cut", 0, 0.0) for ask in asks]
         children = [child(node, number, one) for (_, node, number), one in zip(places, written, strict=True)]
         for (running, _, _), node in zip(places, children, strict=True):
             running.num_written += 1
             node.number = running.num_written
-            running.spent.policy_tokens += node.written.num_tokens
+            running.tokens += node.written.num_tokens
         flat = iter(children)
-        return [[[next(flat) for _ in range(count)] for count in running.wish.counts] for running in active]
-
-    def _write_within(self, asks: Sequence[StepRequest]) -> list[Written]:
-        """Ask the policy; a solution that has used up its tokens is cut without asking."""
-        able = [ask for ask in asks if ask.max_tokens > 0]
-        written = iter(write_steps(self.policy, able, self.settings.sampling))
-        return [next(written) if ask.max_tokens > 0 else Written("", "cut", 0, 0.0) for ask in asks]
+        return [[[next(flat) for _ in range(count)] for count in running.expansion.counts] for running in active]
 
 
 def search_problems(
     policy: Policy, prm: Scorer | None, problems: Sequence[str], settings: SearchSettings, *, at_once: int = AT_ONCE
-) -> list[Found]:
+) -> list[SearchResult]:
     """The solutions that a search finds for each problem, in order.
 
     Args:
@@ -312,6 +333,6 @@ def search_problems(
         >>> len(found.solutions) <= 4
         True
     """
-    engine = Engine(policy, prm, settings, at_once=at_once)
-    found = [one for one in engine.run(problems) if isinstance(one, Found)]
+    engine = SearchEngine(policy, prm, settings, at_once=at_once)
+    found = [one for one in engine.run(problems) if isinstance(one, SearchResult)]
     return sorted(found, key=lambda one: one.problem)

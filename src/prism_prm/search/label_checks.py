@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from prism_prm.console import Advance, ignore
 from prism_prm.stats import Interval, wilson
-from prism_prm.tree import Step, StepTree
+from prism_prm.tree import StepTree
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
@@ -24,22 +24,21 @@ def keep_agreed(trees: Sequence[StepTree], others: Sequence[StepTree], counts: C
     kept = []
     for tree, other in zip(trees, others, strict=True):
         assert len(tree.nodes) == len(other.nodes), "a second opinion is about the same steps"
-        steps = [_agreed(step, second, counts) for step, second in zip(tree.nodes, other.nodes, strict=True)]
+        steps = list(tree.nodes)
+        for i, (step, second) in enumerate(zip(tree.nodes, other.nodes, strict=True)):
+            if step.label is None:
+                continue
+            if second.label is None:
+                reason = "no second opinion"
+            elif (step.label > 0.5) == (second.label > 0.5):
+                reason = "agreed"
+            else:
+                reason = f"only the {'first' if step.label > 0.5 else 'second'} calls it right"
+            counts[reason] += 1
+            if reason != "agreed":
+                steps[i] = replace(step, label=None)
         kept.append(replace(tree, nodes=tuple(steps)))
     return kept
-
-
-def _agreed(step: Step, second: Step, counts: Counter[str]) -> Step:
-    if step.label is None:
-        return step
-    if second.label is None:
-        counts["no second opinion"] += 1
-    elif (step.label > 0.5) == (second.label > 0.5):
-        counts["agreed"] += 1
-        return step
-    else:
-        counts["only the first calls it right" if step.label > 0.5 else "only the second calls it right"] += 1
-    return replace(step, label=None)
 
 
 def scored_opinion(
@@ -131,39 +130,31 @@ def measure_noise(
     """Compare the labels of equal trees; `reached` says for each whether its solution has the right answer."""
     noise = LabelNoise({"all": Confusion()})
     for truth, guess, right in zip(exact, labelled, reached, strict=True):
-        _count_steps(truth, guess, right, noise)
+        depths = truth.depths()
+        for i, (real, found) in enumerate(zip(truth.nodes, guess.nodes, strict=True)):
+            if real.label is None or real.label == 0.5:
+                noise.counts["steps without an exact label"] += 1
+                continue
+            if found.label is None:
+                noise.counts["steps without a label from rollouts"] += 1
+                continue
+            depth = depths[i]
+            position = f"position {depth + 1}" if depth < LAST_POSITION else f"position {LAST_POSITION + 1} and on"
+            outcome = "solutions with the right answer" if right else "other solutions"
+            for name in ("all", position, outcome if i in truth.trunk else "alternatives"):
+                noise.groups.setdefault(name, Confusion()).add(real.label > 0.5, found.label > 0.5)
         trunk = [(truth.nodes[i].label, guess.nodes[i].label) for i in truth.trunk]
         wrong = [label for real, label in trunk if real is not None and real < 0.5]
         if right and trunk and (wrong or all(real is not None for real, _ in trunk)):
             noise.solved += 1
             noise.solved_wrongly += bool(wrong)
             noise.solved_wrongly_unnoticed += bool(wrong) and all(label is not None and label > 0.5 for label in wrong)
-    noise.groups = {name: noise.groups[name] for name in sorted(noise.groups, key=_rank)}
+
+    def rank(group: str) -> tuple[int, int, str]:
+        """All, then positions by number, then the rest."""
+        kind, _, rest = group.partition(" ")
+        is_numbered = kind == "position"
+        return (0 if group == "all" else 1 if is_numbered else 2), int(rest.split()[0]) if is_numbered else 0, group
+
+    noise.groups = {name: noise.groups[name] for name in sorted(noise.groups, key=rank)}
     return noise
-
-
-def _rank(group: str) -> tuple[int, int, str]:
-    """All, then positions by number, then the rest."""
-    kind, _, rest = group.partition(" ")
-    is_numbered = kind == "position"
-    return (0 if group == "all" else 1 if is_numbered else 2), int(rest.split()[0]) if is_numbered else 0, group
-
-
-def _count_steps(truth: StepTree, guess: StepTree, right: bool | None, noise: LabelNoise) -> None:
-    depths, trunk = truth.depths(), set(truth.trunk)
-    for i, (real, found) in enumerate(zip(truth.nodes, guess.nodes, strict=True)):
-        if real.label is None or real.label == 0.5:
-            noise.counts["steps without an exact label"] += 1
-            continue
-        if found.label is None:
-            noise.counts["steps without a label from rollouts"] += 1
-            continue
-        position = f"position {depths[i] + 1}" if depths[i] < LAST_POSITION else f"position {LAST_POSITION + 1} and on"
-        for name in ("all", position, _outcome(i in trunk, right)):
-            noise.groups.setdefault(name, Confusion()).add(real.label > 0.5, found.label > 0.5)
-
-
-def _outcome(in_trunk: bool, right: bool | None) -> str:
-    if not in_trunk:
-        return "alternatives"
-    return "solutions with the right answer" if right else "other solutions"

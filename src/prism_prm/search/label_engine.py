@@ -8,30 +8,27 @@ from dataclasses import dataclass, field, replace
 
 from prism_prm.backends.policy import Policy, StepRequest, write_steps
 from prism_prm.data.tasks import Grader, ProblemIndex, TaskProblem
-from prism_prm.search.engine import RoundStats
+from prism_prm.search.engine import AT_ONCE, RoundStats
 from prism_prm.search.label_methods import (
     AFTER_ERROR,
     METHODS,
-    Budget,
-    Job,
+    Continuation,
     Node,
-    Outcome,
+    RolloutBudget,
+    Target,
     Work,
     sample_solutions,
     together,
 )
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_rules import LabelSettings
 from prism_prm.tree import ROOT, StepTree, unique_names
 
 Judging = Callable[[Sequence[tuple[TaskProblem, str]]], list[bool]]
 """(problem, the whole solution) → whether it is right: the one seam between rollouts and truth."""
 
-AT_ONCE = 32
-"""Problems that are labelled side by side."""
-
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelResult:
     """What became of one problem."""
 
     trees: tuple[StepTree, ...]
@@ -44,33 +41,23 @@ class Labelled:
 
 
 @dataclass(eq=False, slots=True)
-class _Running:
+class _Active:
     index: int
     problem: TaskProblem
     prompt: str
-    work: Work[Labelled]
+    work: Work[LabelResult]
     asks: list[StepRequest]
 
 
-class Labeller:
+class LabelEngine:
     """Labels with one policy and one judge."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        judge: Judging,
-        settings: LabelSettings,
-        *,
-        at_once: int = AT_ONCE,
-    ) -> None:
-        self.policy = policy
-        self.judge = judge
-        self.settings = settings
-        self.at_once = at_once
+    def __init__(self, policy: Policy, judge: Judging, settings: LabelSettings, *, at_once: int = AT_ONCE) -> None:
+        self.policy, self.judge, self.settings, self.at_once = policy, judge, settings, at_once
 
     def run(
         self, problems: Sequence[TaskProblem], keys: Sequence[str], trees: Sequence[StepTree] | None = None
-    ) -> Iterator[tuple[int, Labelled] | RoundStats]:
+    ) -> Iterator[tuple[int, LabelResult] | RoundStats]:
         """(index, what became of it) of every problem, as soon as it is done, and every round.
 
         Args:
@@ -79,14 +66,14 @@ class Labeller:
             trees: to label again instead: steps without a label stay without one, unless no step of the tree has any.
         """
         waiting = deque(range(len(problems)))
-        active: list[_Running] = []
+        active: list[_Active] = []
         while waiting or active:
             while waiting and len(active) < self.at_once:
                 i = waiting.popleft()
                 problem = problems[i]
                 work = self._sampled(problem, keys[i]) if trees is None else self._given(trees[i], problem, keys[i])
-                active.append(_Running(i, problem, self.policy.prompt(problem.text), work, next(work)))
-            done: list[tuple[int, Labelled]] = []
+                active.append(_Active(i, problem, self.policy.prompt(problem.text), work, next(work)))
+            done: list[tuple[int, LabelResult]] = []
             still = []
             num_rollouts = sum(ask.whole and not ask.keep for running in active for ask in running.asks)
             answers = self._answer(active)
@@ -103,12 +90,12 @@ class Labeller:
 
     def label(
         self, problems: Sequence[TaskProblem], keys: Sequence[str], trees: Sequence[StepTree] | None = None
-    ) -> list[Labelled]:
+    ) -> list[LabelResult]:
         """What became of each; see `run`."""
         found = dict(one for one in self.run(problems, keys, trees) if isinstance(one, tuple))
         return [found[i] for i in range(len(problems))]
 
-    def _answer(self, active: Sequence[_Running]) -> list[list[Outcome]]:
+    def _answer(self, active: Sequence[_Active]) -> list[list[Continuation]]:
         """What the policy writes to every ask, and whether it is right."""
         asks = [(running, ask) for running in active for ask in running.asks]
         if not asks:
@@ -120,37 +107,45 @@ class Labeller:
             running, ask = asks[i]
             texts.append((running.problem, ask.text[len(running.prompt) :] + written[i].text))
         right = dict(zip(ended, self.judge(texts), strict=True))
-        outcomes = iter([Outcome(one, right.get(i, False)) for i, one in enumerate(written)])
+        outcomes = iter([Continuation(one, right.get(i, False)) for i, one in enumerate(written)])
         return [[next(outcomes) for _ in running.asks] for running in active]
 
-    def _sampled(self, problem: TaskProblem, key: str) -> Work[Labelled]:
+    def _sampled(self, problem: TaskProblem, key: str) -> Work[LabelResult]:
         """Solve a problem and label its solutions."""
-        settings, budget = self.settings, Budget(self.settings.max_policy_tokens)
+        settings, budget = self.settings, RolloutBudget(self.settings.max_policy_tokens)
         prompt = self.policy.prompt(problem.text)
-        every = [Job(problem, key, i, settings, prompt, budget=budget) for i in range(settings.solutions)]
-        jobs = yield from sample_solutions(every)
-        yield from together([METHODS[settings.method].run(job) for job in jobs])
-        return _labelled([job.tree() for job in jobs], jobs, every, budget)
+        every = [Target(problem, key, i, settings, prompt, budget=budget) for i in range(settings.solutions)]
+        targets = yield from sample_solutions(every)
+        yield from together([METHODS[settings.method].run(target) for target in targets])
+        return _labelled([target.tree() for target in targets], targets, every, budget)
 
-    def _given(self, tree: StepTree, problem: TaskProblem, key: str) -> Work[Labelled]:
+    def _given(self, tree: StepTree, problem: TaskProblem, key: str) -> Work[LabelResult]:
         """Label the steps that a tree has."""
-        settings, budget = self.settings, Budget(self.settings.max_policy_tokens)
-        job = Job(problem, key, 0, settings, self.policy.prompt(problem.text), budget=budget, grows=False)
-        _take_tree(job, tree, settings.sampling.stop)
+        settings, budget = self.settings, RolloutBudget(self.settings.max_policy_tokens)
+        target = Target(problem, key, 0, settings, self.policy.prompt(problem.text), budget=budget, grows=False)
+        target.ended, target.trunk = tree.ended, list(tree.trunk)
+        inner, last = set(tree.parents), tree.trunk[-1] if tree.trunk and tree.ended else None
+        for i, (step, parent) in enumerate(zip(tree.nodes, tree.parents, strict=True)):
+            # Where the tree does not say whether a step ends its solution, the policy decides.
+            num_rollouts = None if step.estimate is None else step.estimate.rollouts
+            before = target.prompt if parent == ROOT else target.nodes[parent].so_far
+            node = Node(
+                step.text, parent, before + step.text + (settings.sampling.stop if i in inner or num_rollouts else "")
+            )
+            target.nodes.append(node)
+            if i == last or num_rollouts == 0:
+                (node.verdict,) = self.judge([(problem, node.so_far[len(target.prompt) :])])
         unlabelled = frozenset(i for i, step in enumerate(tree.nodes) if step.label is None)
-        job.skipped = unlabelled if len(unlabelled) < len(tree.nodes) else frozenset()
-        for node, end in zip(job.nodes, _ends(tree), strict=True):
-            if end:
-                (node.verdict,) = self.judge([(problem, node.so_far[len(job.prompt) :])])
-        if tree.trunk and job.ended:
-            job.right = job.nodes[tree.trunk[-1]].verdict
+        target.skipped = unlabelled if len(unlabelled) < len(tree.nodes) else frozenset()
+        if tree.trunk and target.ended:
+            target.right = target.nodes[tree.trunk[-1]].verdict
         yield []  # so that many can begin before the first batch
-        yield from METHODS[settings.method].run(job)
+        yield from METHODS[settings.method].run(target)
         if tree.trunk and tree.ended is None:  # taken as complete, unless it says otherwise
-            (job.right,) = self.judge([(problem, job.nodes[tree.trunk[-1]].so_far[len(job.prompt) :])])
-        made = job.tree(tree.tree_id)
+            (target.right,) = self.judge([(problem, target.nodes[tree.trunk[-1]].so_far[len(target.prompt) :])])
+        made = target.tree(tree.tree_id)
         nodes = tuple(replace(new, origin=old.origin) for new, old in zip(made.nodes, tree.nodes, strict=True))
-        return _labelled([replace(tree, nodes=nodes)], [job], [job], budget)
+        return _labelled([replace(tree, nodes=nodes)], [target], [target], budget)
 
 
 def by_answer(grader: Grader) -> Judging:
@@ -169,43 +164,25 @@ def problem_of_tree(tree: StepTree, known: ProblemIndex) -> TaskProblem:
     return found or TaskProblem(tree.problem, tree.answer or None, tree.name)
 
 
-def _labelled(trees: Sequence[StepTree], jobs: Sequence[Job], every: Sequence[Job], budget: Budget) -> Labelled:
+def _labelled(
+    trees: Sequence[StepTree], targets: Sequence[Target], every: Sequence[Target], budget: RolloutBudget
+) -> LabelResult:
     counts: Counter[str] = Counter()
-    for job in every:
-        counts.update(job.counts)
+    for target in every:
+        counts.update(target.counts)
     counts = +counts  # without zeros
     unlabelled = sum(step.label is None for tree in trees for step in tree.nodes) - counts[AFTER_ERROR]
     if unlabelled:
         counts["steps without a label"] += unlabelled
-    return Labelled(tuple(trees), tuple(bool(job.right) for job in jobs), budget.tokens, budget.rollouts, dict(counts))
-
-
-def _ends(tree: StepTree) -> list[bool]:
-    """Which steps end their solution, as far as the tree says."""
-    last = tree.trunk[-1] if tree.trunk and tree.ended else None
-    return [
-        i == last or (step.estimate is not None and not step.estimate.rollouts) for i, step in enumerate(tree.nodes)
-    ]
-
-
-def _take_tree(job: Job, tree: StepTree, stop: str) -> None:
-    """The nodes of a tree; where it does not say whether a last step is the last one, the policy decides."""
-    job.ended, job.trunk = tree.ended, list(tree.trunk)
-    inner = set(tree.parents)
-    for i, (step, parent) in enumerate(zip(tree.nodes, tree.parents, strict=True)):
-        before = job.prompt if parent == ROOT else job.nodes[parent].so_far
-        goes_on = i in inner or (step.estimate is not None and step.estimate.rollouts > 0)
-        job.nodes.append(Node(step.text, parent, before + step.text + (stop if goes_on else "")))
+    return LabelResult(
+        tuple(trees), tuple(bool(target.right) for target in targets), budget.tokens, budget.rollouts, dict(counts)
+    )
 
 
 def label_problems(
-    problems: Sequence[TaskProblem],
-    policy: Policy,
-    judge: Judging,
-    settings: LabelSettings | None = None,
-    *,
-    at_once: int = AT_ONCE,
-) -> list[StepTree]:
+    problems: Sequence[TaskProblem], policy: Policy, judge: Judging, settings: LabelSettings | None = None,
+    *, at_once: int = AT_ONCE,
+) -> list[StepTree]:  # fmt: skip
     """Sample solutions of problems and label their steps by rollouts: trees in the order of the problems.
 
     Args:
@@ -215,20 +192,16 @@ def label_problems(
         settings: the method, its size, and the rule that makes labels.
         at_once: the number of problems labelled at the same time.
     """
-    labeller = Labeller(policy, judge, settings or LabelSettings(), at_once=at_once)
+    labeller = LabelEngine(policy, judge, settings or LabelSettings(), at_once=at_once)
     found = labeller.label(problems, unique_names(problem.text for problem in problems))
     trees = [tree for one in found for tree in one.trees]
     return [replace(tree, tree_id=i) for i, tree in enumerate(trees)]
 
 
 def label_trees(
-    trees: Sequence[StepTree],
-    policy: Policy,
-    judge: Judging,
-    settings: LabelSettings | None = None,
-    *,
-    at_once: int = AT_ONCE,
-) -> list[StepTree]:
+    trees: Sequence[StepTree], policy: Policy, judge: Judging, settings: LabelSettings | None = None,
+    *, at_once: int = AT_ONCE,
+) -> list[StepTree]:  # fmt: skip
     """The same trees with labels from rollouts of a policy instead of those they had; nothing is added to them.
 
     Steps without a label stay without one, unless no step of the tree has any. For a second opinion, give the settings
@@ -241,7 +214,7 @@ def label_trees(
         settings: the method, its size, and the rule that makes labels.
         at_once: the number of trees labelled at the same time.
     """
-    labeller = Labeller(policy, judge, settings or LabelSettings(), at_once=at_once)
+    labeller = LabelEngine(policy, judge, settings or LabelSettings(), at_once=at_once)
     problems = [problem_of_tree(tree, ProblemIndex([])) for tree in trees]
     found = labeller.label(problems, unique_names(tree.problem for tree in trees), trees)
     return [one.trees[0] for one in found]

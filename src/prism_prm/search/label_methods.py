@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from prism_prm.backends.policy import StepRequest, Written, node_key
 from prism_prm.data.tasks import TaskProblem
-from prism_prm.search.label_settings import LabelSettings, Tally, find_rule
-from prism_prm.search.label_stopping import stopping
+from prism_prm.search.label_rules import LabelSettings, RolloutTally, find_rule, stopping
 from prism_prm.steps import cut_with_ends, ends_in_code, ends_step, trimmed
 from prism_prm.tree import ROOT, Estimate, Step, StepTree
 
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Continuation:
     """A text that the policy wrote."""
 
     written: Written
@@ -30,9 +29,9 @@ class Outcome:
     """Whether it completes a right solution."""
 
 
-Work = Generator[list[StepRequest], list[Outcome], T]
+Work = Generator[list[StepRequest], list[Continuation], T]
 SOLUTION, ALTERNATIVE, ROLLOUT = range(3)
-"""What is sampled: the second number of a path that names noise."""
+"""What is sampled: the second number of a path that names random numbers."""
 AFTER_ERROR = "steps after a wrong one"
 """What is counted where their labels are dropped."""
 
@@ -48,18 +47,18 @@ class Node:
     state: Any = field(default=None, repr=False)
     verdict: bool | None = None
     """Whether the answer is right, if this step ends its solution."""
-    tally: Tally = field(default_factory=Tally)
+    tally: RolloutTally = field(default_factory=RolloutTally)
     implied: float | None = None
     """The label that follows from those of other steps, if it has no rollouts of its own."""
 
 
 @dataclass(eq=False, slots=True)
-class Job:
-    """A solution of a problem, and the candidates beside its steps."""
+class Target:
+    """What is labeled: a solution of a problem, and the candidates beside its steps."""
 
     problem: TaskProblem
     key: str
-    """Names its noise, with the number of the solution."""
+    """Names its random numbers, with the number of the solution."""
     number: int
     settings: LabelSettings
     prompt: str
@@ -68,7 +67,7 @@ class Job:
     ended: bool | None = None
     right: bool | None = None
     """Whether the solution reached the right answer."""
-    budget: Budget = field(default_factory=lambda: Budget())
+    budget: RolloutBudget = field(default_factory=lambda: RolloutBudget())
     counts: Counter[str] = field(default_factory=Counter)
     """What was left out, and why."""
     grows: bool = True
@@ -76,7 +75,7 @@ class Job:
     skipped: frozenset[int] = frozenset()
     """Nodes that need no label."""
 
-    def noise(self, kind: int, *path: int) -> int:
+    def rng_key(self, kind: int, *path: int) -> int:
         """The key of one sample."""
         return node_key(self.settings.seed, self.key, (self.number, kind, *path))
 
@@ -102,31 +101,29 @@ class Job:
         rule, level = find_rule(self.settings.rule), self.settings.confidence
         steps = []
         for node in self.nodes:
-            estimate = _estimate(node, level)
+            estimate = node.tally.estimate(level) if node.tally.rollouts else None
+            if node.verdict is not None:
+                value = float(node.verdict)
+                estimate = Estimate(value, 0, value, value)
             label = node.implied if estimate is None else rule.label(estimate.value)
             steps.append(Step(node.text, label, None if estimate is None else estimate.value, estimate=estimate))
         parents = tuple(node.parent for node in self.nodes)
         if self.settings.after_error == "drop" or self.settings.method == "binary":
-            steps = self._without_later_labels(steps)
+            # Steps after a wrong one lose their labels; their estimates stay.
+            is_over: list[bool] = []
+            for i, (step, node) in enumerate(zip(steps, self.nodes, strict=True)):
+                is_later = node.parent != ROOT and is_over[node.parent]
+                is_over.append(is_later or step.label == 0.0)
+                self.counts[AFTER_ERROR] += is_later and step.label is not None
+                steps[i] = replace(step, label=None) if is_later else step
         return StepTree(
             tree_id, self.problem.text, tuple(steps), parents, tuple(self.trunk), self.problem.name,
             self.problem.answer, self.ended,
         )  # fmt: skip
 
-    def _without_later_labels(self, steps: Sequence[Step]) -> list[Step]:
-        """The steps, those after a wrong one without a label; their estimates stay."""
-        kept: list[Step] = []
-        is_over: list[bool] = []
-        for step, node in zip(steps, self.nodes, strict=True):
-            is_later = node.parent != ROOT and is_over[node.parent]
-            is_over.append(is_later or step.label == 0.0)
-            self.counts[AFTER_ERROR] += is_later and step.label is not None
-            kept.append(replace(step, label=None) if is_later else step)
-        return kept
-
 
 @dataclass(slots=True)
-class Budget:
+class RolloutBudget:
     """What all solutions of a problem have cost."""
 
     most: int | None = None
@@ -139,179 +136,158 @@ class Budget:
         return self.most is not None and self.tokens >= self.most
 
 
-def _estimate(node: Node, level: float) -> Estimate | None:
-    if node.verdict is not None:
-        value = float(node.verdict)
-        return Estimate(value, 0, value, value)
-    return node.tally.estimate(level) if node.tally.rollouts else None
-
-
-def sample_solutions(jobs: Sequence[Job]) -> Work[list[Job]]:
-    """Let the policy solve a problem once per job; those that got a solution of their own."""
-    if not jobs:
+def sample_solutions(targets: Sequence[Target]) -> Work[list[Target]]:
+    """Let the policy solve a problem once per target, and cut each solution into the steps of a trunk, without a last
+    step that was cut off; the targets that got a solution of their own."""
+    if not targets:
         return []
-    sampling = jobs[0].settings.sampling
+    sampling = targets[0].settings.sampling
     outcomes = yield [
-        StepRequest(job.prompt, job.noise(SOLUTION), sampling.max_tokens, whole=True, start=len(job.prompt))
-        for job in jobs
+        StepRequest(target.prompt, target.rng_key(SOLUTION), sampling.max_tokens, whole=True, start=len(target.prompt))
+        for target in targets
     ]
-    kept: dict[tuple[str, ...], Job] = {}
-    for job, outcome in zip(jobs, outcomes, strict=True):
-        job.budget.tokens += outcome.written.num_tokens
-        _take_solution(job, outcome, sampling.stop)
-        texts = tuple(node.text for node in job.nodes)
+    kept: dict[tuple[str, ...], Target] = {}
+    for target, outcome in zip(targets, outcomes, strict=True):
+        written = outcome.written
+        target.budget.tokens += written.num_tokens
+        target.ended, target.right = written.ending == "end", outcome.right
+        is_whole = target.ended or (written.text.endswith(sampling.stop) and ends_step(written.text))
+        for step, end in cut_with_ends(written.text, sampling.stop):
+            if end == len(written.text) and not is_whole:
+                target.counts["steps cut off by the limit on tokens"] += 1
+                continue
+            parent = target.trunk[-1] if target.trunk else ROOT
+            target.trunk.append(len(target.nodes))
+            target.nodes.append(Node(step, parent, target.prompt + written.text[:end], written.state))
+        if target.ended and target.nodes:
+            target.nodes[-1].verdict = outcome.right
+        texts = tuple(node.text for node in target.nodes)
         if not texts:
-            job.counts["solutions without a whole step"] += 1
+            target.counts["solutions without a whole step"] += 1
         elif texts in kept:
-            job.counts["equal solutions"] += 1
+            target.counts["equal solutions"] += 1
         else:
-            kept[texts] = job
+            kept[texts] = target
     return list(kept.values())
 
 
-def _take_solution(job: Job, outcome: Outcome, stop: str) -> None:
-    """Cut a solution into the steps of a trunk; a last step that was cut off is none."""
-    written = outcome.written
-    job.ended = written.ending == "end"
-    job.right = outcome.right
-    is_whole = job.ended or (written.text.endswith(stop) and ends_step(written.text))
-    for step, end in cut_with_ends(written.text, stop):
-        if end == len(written.text) and not is_whole:
-            job.counts["steps cut off by the limit on tokens"] += 1
-            continue
-        job.trunk.append(len(job.nodes))
-        parent = job.trunk[-2] if len(job.trunk) > 1 else ROOT
-        job.nodes.append(Node(step, parent, job.prompt + written.text[:end], written.state))
-    if job.ended and job.nodes:
-        job.nodes[-1].verdict = outcome.right
-
-
-def sample_alternatives(job: Job, positions: Sequence[int]) -> Work[None]:
+def sample_alternatives(target: Target, positions: Sequence[int]) -> Work[None]:
     """Sample other candidates under the prefixes of these steps of the trunk; equal texts are one candidate."""
-    settings = job.settings
-    if not job.grows or not settings.alternatives:
+    settings = target.settings
+    if not target.grows or not settings.alternatives:
         return
     asks = []
     for position in positions:
-        text, state = job.prefix(position)
+        text, state = target.prefix(position)
         for number in range(settings.alternatives):
-            key = job.noise(ALTERNATIVE, position, number)
-            asks.append(StepRequest(text, key, settings.sampling.max_step_tokens, state=state, start=len(job.prompt)))
+            key = target.rng_key(ALTERNATIVE, position, number)
+            asks.append(
+                StepRequest(text, key, settings.sampling.max_step_tokens, state=state, start=len(target.prompt))
+            )
     outcomes = iter((yield asks))
     for position in positions:
-        known = {job.nodes[i].text for i in job.children(position)}
-        parent = job.nodes[job.trunk[position]].parent
+        known = {target.nodes[i].text for i in target.children(position)}
+        parent = target.nodes[target.trunk[position]].parent
         for _ in range(settings.alternatives):
             outcome = next(outcomes)
             written = outcome.written
-            job.budget.tokens += written.num_tokens
-            before = job.prefix(position)[0]
-            text = trimmed(written.text, in_code=ends_in_code(before[len(job.prompt) :]))
-            if reason := _no_candidate(text, written, known):
-                job.counts[reason] += 1
-                continue
-            known.add(text)
-            so_far = before + written.text
-            verdict = outcome.right if written.ending == "end" else None
-            job.nodes.append(Node(text, parent, so_far, written.state, verdict))
-
-
-def _no_candidate(text: str, written: Written, known: set[str]) -> str | None:
-    if written.ending == "cut":
-        return "steps cut off by the limit on tokens"
-    if not text:
-        return "ends without another step"
-    return "equal alternatives" if text in known else None
+            target.budget.tokens += written.num_tokens
+            before = target.prefix(position)[0]
+            text = trimmed(written.text, in_code=ends_in_code(before[len(target.prompt) :]))
+            if written.ending == "cut":
+                target.counts["steps cut off by the limit on tokens"] += 1
+            elif not text:
+                target.counts["ends without another step"] += 1
+            elif text in known:
+                target.counts["equal alternatives"] += 1
+            else:
+                known.add(text)
+                verdict = outcome.right if written.ending == "end" else None
+                target.nodes.append(Node(text, parent, before + written.text, written.state, verdict))
 
 
 def roll_out(
-    job: Job, which: Sequence[int], is_enough: Callable[[Tally], bool] = lambda _: False, per_round: int | None = None
+    target: Target,
+    which: Sequence[int],
+    is_enough: Callable[[RolloutTally], bool] = lambda _: False,
+    per_round: int | None = None,
 ) -> Work[None]:
     """Roll out from these nodes, each up to the settings' number of times or until it is enough, within the budget."""
-    most, sampling = job.settings.rollouts, job.settings.sampling
+    most, sampling = target.settings.rollouts, target.settings.sampling
     # Only between rounds is there a decision to take; without one, all rollouts are one batch.
-    size = per_round or (most if job.budget.most is None else job.settings.per_round)
-    active = [i for i in which if job.nodes[i].verdict is None and job.nodes[i].tally.rollouts < most]
-    while active and not job.budget.is_spent:
-        counts = {i: min(size, most - job.nodes[i].tally.rollouts) for i in active}
+    size = per_round or (most if target.budget.most is None else target.settings.per_round)
+    active = [i for i in which if target.nodes[i].verdict is None and target.nodes[i].tally.rollouts < most]
+    while active and not target.budget.is_spent:
+        counts = {i: min(size, most - target.nodes[i].tally.rollouts) for i in active}
         asks = []
         for i, count in counts.items():
-            node = job.nodes[i]
+            node = target.nodes[i]
             first = node.tally.rollouts
-            keys = [job.noise(ROLLOUT, i, number) for number in range(first, first + count)]
-            asks += [
-                StepRequest(
-                    node.so_far,
-                    key,
-                    sampling.max_tokens,
-                    state=node.state,
-                    whole=True,
-                    keep=False,
-                    start=len(job.prompt),
+            for number in range(first, first + count):
+                key, start = target.rng_key(ROLLOUT, i, number), len(target.prompt)
+                asks.append(
+                    StepRequest(
+                        node.so_far, key, sampling.max_tokens, state=node.state, whole=True, keep=False, start=start
+                    )
                 )
-                for key in keys
-            ]
         outcomes = iter((yield asks))
         for i, count in counts.items():
-            tally = job.nodes[i].tally
+            tally = target.nodes[i].tally
             for _ in range(count):
                 outcome = next(outcomes)
-                job.budget.tokens += outcome.written.num_tokens
+                target.budget.tokens += outcome.written.num_tokens
                 tally.rollouts += 1
                 tally.hits += outcome.right
-            job.budget.rollouts += count
-        active = [i for i in active if job.nodes[i].tally.rollouts < most and not is_enough(job.nodes[i].tally)]
+            target.budget.rollouts += count
+        active = [i for i in active if target.nodes[i].tally.rollouts < most and not is_enough(target.nodes[i].tally)]
 
 
 def together(works: Sequence[Work[None]]) -> Work[None]:
     """Run several pieces of work in step, so that what they ask is one batch."""
-    wishes = {}
+    requests = {}
     for work in works:
         try:
-            wishes[work] = next(work)
+            requests[work] = next(work)
         except StopIteration:
             continue
-    while wishes:
-        outcomes = iter((yield [ask for asks in wishes.values() for ask in asks]))
-        answers = {work: [next(outcomes) for _ in asks] for work, asks in wishes.items()}
+    while requests:
+        outcomes = iter((yield [ask for asks in requests.values() for ask in asks]))
+        answers = {work: [next(outcomes) for _ in asks] for work, asks in requests.items()}
         for work, found in answers.items():
             try:
-                wishes[work] = work.send(found)
+                requests[work] = work.send(found)
             except StopIteration:
-                del wishes[work]
+                del requests[work]
 
 
-def monte_carlo(job: Job) -> Work[None]:
+def monte_carlo(target: Target) -> Work[None]:
     """The same number of rollouts for every candidate under every prefix."""
-    yield from sample_alternatives(job, range(len(job.trunk)))
-    yield from roll_out(job, job.wanted())
+    yield from sample_alternatives(target, range(len(target.trunk)))
+    yield from roll_out(target, target.wanted())
 
 
-def adaptive(job: Job) -> Work[None]:
+def adaptive(target: Target) -> Work[None]:
     """The same candidates; each gets rollouts until its label is decided."""
-    yield from sample_alternatives(job, range(len(job.trunk)))
-    yield from roll_out(job, job.wanted(), stopping(job.settings), job.settings.per_round)
+    yield from sample_alternatives(target, range(len(target.trunk)))
+    yield from roll_out(target, target.wanted(), stopping(target.settings), target.settings.per_round)
 
 
-def binary(job: Job) -> Work[None]:
+def binary(target: Target) -> Work[None]:
     """Bisect a failed solution for its first wrong step; sample candidates there alone.
 
     Steps before it are right because a later one is; what comes behind it has no label, though perhaps an estimate.
     """
-    settings, rule = job.settings, find_rule(job.settings.rule)
+    settings, rule = target.settings, find_rule(target.settings.rule)
 
-    def enough_of(which: list[int]) -> Work[None]:
-        return roll_out(job, which, stopping(settings), settings.per_round)
-
-    right, wrong = -1, len(job.trunk)
-    if job.right:
-        right = len(job.trunk) - 1
-    elif job.ended:
-        wrong = len(job.trunk) - 1  # an answer that is wrong
+    right, wrong = -1, len(target.trunk)
+    if target.right:
+        right = len(target.trunk) - 1
+    elif target.ended:
+        wrong = len(target.trunk) - 1  # an answer that is wrong
     while wrong - right > 1:
         middle = (right + wrong) // 2
-        node = job.nodes[job.trunk[middle]]
-        yield from enough_of([job.trunk[middle]])
+        node = target.nodes[target.trunk[middle]]
+        yield from roll_out(target, [target.trunk[middle]], stopping(settings), settings.per_round)
         if not node.tally.rollouts:
             return  # the budget is spent
         if rule.label(node.tally.hits / node.tally.rollouts):
@@ -319,23 +295,23 @@ def binary(job: Job) -> Work[None]:
         else:
             wrong = middle
     for position in range(right + 1):
-        job.nodes[job.trunk[position]].implied = 1.0
-    if wrong < len(job.trunk):
-        yield from sample_alternatives(job, [wrong])
-        yield from enough_of(job.children(wrong))
+        target.nodes[target.trunk[position]].implied = 1.0
+    if wrong < len(target.trunk):
+        yield from sample_alternatives(target, [wrong])
+        yield from roll_out(target, target.children(wrong), stopping(settings), settings.per_round)
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class LabelMethod:
     """A way to spend rollouts."""
 
     about: str
-    run: Callable[[Job], Work[None]]
+    run: Callable[[Target], Work[None]]
 
 
-METHODS: dict[str, Method] = {
-    "monte-carlo": Method("the same number of rollouts for every candidate under every prefix", monte_carlo),
-    "binary": Method("bisection for the first wrong step, and candidates beside it alone", binary),
-    "adaptive": Method("every candidate under every prefix, each until its label is decided", adaptive),
+METHODS: dict[str, LabelMethod] = {
+    "monte-carlo": LabelMethod("the same number of rollouts for every candidate under every prefix", monte_carlo),
+    "binary": LabelMethod("bisection for the first wrong step, and candidates beside it alone", binary),
+    "adaptive": LabelMethod("every candidate under every prefix, each until its label is decided", adaptive),
 }
 """Name → method."""

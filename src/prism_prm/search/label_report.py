@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prism_prm.data.pair_rules import annotated_pairs
 from prism_prm.report import Report, escaped, finish, number, percent, styles
 from prism_prm.search.label_checks import LabelNoise
-from prism_prm.search.label_engine import Labelled
+from prism_prm.search.label_engine import LabelResult
 from prism_prm.search.label_methods import METHODS
-from prism_prm.search.label_recipe import LabelRecipe
 from prism_prm.stats import Interval
 from prism_prm.tree import Step, StepTree
+
+if TYPE_CHECKING:
+    from prism_prm.search.recipes import LabelRecipe
 
 GAPS = (0.0, 0.25, 0.5, 0.75)
 """Pairs are counted from these gaps on."""
@@ -28,7 +30,7 @@ class LabelRun:
 
     recipe: LabelRecipe
     task: str
-    found: Mapping[str, Sequence[Labelled]]
+    found: Mapping[str, Sequence[LabelResult]]
     """By stage: "labels" has one per problem, "second" and "check" one per tree, where there are such stages."""
     trees: Sequence[StepTree]
     consensus: Counter[str]
@@ -54,13 +56,31 @@ def make_report(run: LabelRun) -> Report:
     _draw_values(run.trees, report)
     report.table(["", "count"], summary_rows(metrics), caption="What was labelled, and what it cost")
     report.counts("reason", metrics["left_out"], caption="Left out")
-    report.table(
-        ["position", "steps", "labelled", "right (%)", "mean value", "rollouts per step"],
-        _position_rows(run.trees),
-        caption="Steps by position, alternatives included",
-    )
+    at: dict[int, list[Step]] = {}
+    for tree in run.trees:
+        for depth, step in zip(tree.depths(), tree.nodes, strict=True):
+            at.setdefault(depth, []).append(step)
+    rows = []
+    for depth, steps in sorted(at.items()):
+        labels = [step.label for step in steps if step.label is not None]
+        estimates = [step.estimate for step in steps if step.estimate is not None]
+        rows.append(
+            [
+                str(depth + 1), number(len(steps)), number(len(labels)),
+                percent(float(np.mean([label > 0.5 for label in labels])) if labels else None),
+                number(float(np.mean([one.value for one in estimates])) if estimates else None, 2),
+                number(sum(one.rollouts for one in estimates) / len(steps), 1),
+            ]
+        )  # fmt: skip
+    headers = ["position", "steps", "labelled", "right (%)", "mean value", "rollouts per step"]
+    report.table(headers, rows, caption="Steps by position, alternatives included")
     if run.noise is not None:
-        _tabulate_noise(run.noise, report)
+        facts = metrics["label_noise"]
+        report.text("## How wrong the labels are")
+        caption = "Labels from rollouts against exact ones, 95 % intervals"
+        report.table(NOISE_HEADERS, noise_rows(facts), caption=caption)
+        report.text(noise_note(facts))
+        report.counts("reason", dict(sorted(run.noise.counts.items())), caption="Left out of this comparison")
     report.text(_introduction(run))
     return report
 
@@ -92,24 +112,18 @@ def _metrics(run: LabelRun) -> dict[str, Any]:
     if run.critic is not None:
         metrics["critic"] = run.critic
     if run.noise is not None:
-        metrics["label_noise"] = noise_facts(run.noise)
+        noise = run.noise
+        groups = {
+            name: {**asdict(group), "fpr": asdict(group.fpr), "fnr": asdict(group.fnr)}
+            for name, group in noise.groups.items()
+        }
+        numbers = {name: getattr(noise, name) for name in ("solved", "solved_wrongly", "solved_wrongly_unnoticed")}
+        metrics["label_noise"] = {**numbers, "groups": groups, "counts": dict(noise.counts)}
     return metrics
 
 
-def _cost(found: Sequence[Labelled]) -> dict[str, int]:
-    return {
-        "rollouts": sum(one.rollouts for one in found), "policy_tokens": sum(one.tokens for one in found),
-    }  # fmt: skip
-
-
-def noise_facts(noise: LabelNoise) -> dict[str, Any]:
-    """The noise of labels for machines."""
-    groups = {
-        name: {**asdict(group), "fpr": asdict(group.fpr), "fnr": asdict(group.fnr)}
-        for name, group in noise.groups.items()
-    }
-    numbers = {name: getattr(noise, name) for name in ("solved", "solved_wrongly", "solved_wrongly_unnoticed")}
-    return {**numbers, "groups": groups, "counts": dict(noise.counts)}
+def _cost(found: Sequence[LabelResult]) -> dict[str, int]:
+    return {"rollouts": sum(one.rollouts for one in found), "policy_tokens": sum(one.tokens for one in found)}
 
 
 def _finding(metrics: dict[str, Any]) -> str:
@@ -157,6 +171,10 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
         "num_problems": "problems", "num_trees": "trees", "num_steps": "steps", "num_labelled": "labelled steps",
         "num_right": "labelled right", "rollouts": "rollouts", "policy_tokens": "policy tokens",
     }  # fmt: skip
+    critic_costs = {}  # in this run; replies that were kept before cost nothing
+    if critic := metrics.get("critic"):
+        critic_costs["critic tokens"] = critic["prompt_tokens"] + critic["completion_tokens"]
+        critic_costs |= {"critic cost": critic["cost"]} if critic["cost"] else {}
     further = {"second_cost": "of the second policy", "check_cost": "for the check"}
     return [
         *([words, number(metrics[name])] for name, words in names.items()),
@@ -168,36 +186,8 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
         ["solutions with the right answer", solved],
         *([f"matched pairs, gap ≥ {least}", number(count)] for least, count in metrics["pairs"].items()),
         *([f"consensus: {words}", number(count)] for words, count in metrics.get("consensus", {}).items()),
-        *([name, number(count)] for name, count in _critic_costs(metrics.get("critic")).items()),
+        *([name, number(count)] for name, count in critic_costs.items()),
     ]
-
-
-def _critic_costs(critic: dict[str, Any] | None) -> dict[str, float]:
-    """What a critic read and wrote in this run; replies that were kept before cost nothing."""
-    if critic is None:
-        return {}
-    found = {"critic tokens": critic["prompt_tokens"] + critic["completion_tokens"]}
-    return found | ({"critic cost": critic["cost"]} if critic["cost"] else {})
-
-
-def _position_rows(trees: Sequence[StepTree]) -> list[list[str]]:
-    at: dict[int, list[Step]] = {}
-    for tree in trees:
-        for depth, step in zip(tree.depths(), tree.nodes, strict=True):
-            at.setdefault(depth, []).append(step)
-    rows = []
-    for depth, steps in sorted(at.items()):
-        labels = [step.label for step in steps if step.label is not None]
-        estimates = [step.estimate for step in steps if step.estimate is not None]
-        rows.append(
-            [
-                str(depth + 1), number(len(steps)), number(len(labels)),
-                percent(float(np.mean([label > 0.5 for label in labels])) if labels else None),
-                number(float(np.mean([one.value for one in estimates])) if estimates else None, 2),
-                number(sum(one.rollouts for one in estimates) / len(steps), 1),
-            ]
-        )  # fmt: skip
-    return rows
 
 
 NOISE_HEADERS = ("steps", "wrong", "called right: FPR (%)", "right", "called wrong: FNR (%)")
@@ -205,17 +195,11 @@ NOISE_HEADERS = ("steps", "wrong", "called right: FPR (%)", "right", "called wro
 
 def noise_rows(noise: dict[str, Any]) -> list[list[str]]:
     """The noise of labels by group, for a table."""
-
-    return [
-        [
-            name,
-            number(group["wrong"]),
-            percent(Interval(**group["fpr"])),
-            number(group["right"]),
-            percent(Interval(**group["fnr"])),
-        ]
-        for name, group in noise["groups"].items()
-    ]
+    rows = []
+    for name, group in noise["groups"].items():
+        fpr, fnr = (percent(Interval(**group[rate])) for rate in ("fpr", "fnr"))
+        rows.append([name, number(group["wrong"]), fpr, number(group["right"]), fnr])
+    return rows
 
 
 def noise_note(noise: dict[str, Any]) -> str:
@@ -224,14 +208,6 @@ def noise_note(noise: dict[str, Any]) -> str:
         f"Of {number(noise['solved'])} solutions with the right answer, {number(noise['solved_wrongly'])} have a wrong "
         f"step; in {number(noise['solved_wrongly_unnoticed'])} of them the labels call every wrong step right."
     )
-
-
-def _tabulate_noise(noise: LabelNoise, report: Report) -> None:
-    facts = noise_facts(noise)
-    report.text("## How wrong the labels are")
-    report.table(NOISE_HEADERS, noise_rows(facts), caption="Labels from rollouts against exact ones, 95 % intervals")
-    report.text(noise_note(facts))
-    report.counts("reason", dict(sorted(noise.counts.items())), caption="Left out of this comparison")
 
 
 def _introduction(run: LabelRun) -> str:

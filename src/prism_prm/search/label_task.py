@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from prism_prm.aggregate import card_values, choose_threshold
 from prism_prm.backends.open_critic import is_critic
 from prism_prm.backends.open_scorer import PrmOptions, check_scorer
-from prism_prm.backends.policy import Policy, PolicySettings, check_policy, open_policy, policy_for_workers
+from prism_prm.backends.policy import Policy, PolicySettings, check_policy, open_policy
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.data.reader import Reader
@@ -23,15 +23,17 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.grading.graders import Level, unguarded
 from prism_prm.grading.problems import Packed
 from prism_prm.job import Finished, Here, Job, Opening, Workers, content_key, stoppable
-from prism_prm.ray import executor_of
-from prism_prm.ray.settings import RaySettings
-from prism_prm.search.engine import RoundStats, Speedometer
+from prism_prm.ray import RaySettings, executor_of
+from prism_prm.search.engine import RoundStats, Speedometer, policy_identity, policy_workers
 from prism_prm.search.label_checks import keep_agreed, measure_noise, scored_opinion
-from prism_prm.search.label_engine import Judging, Labelled, Labeller, by_answer, problem_of_tree
-from prism_prm.search.label_recipe import LabelRecipe
+from prism_prm.search.label_engine import Judging, LabelEngine, LabelResult, by_answer, problem_of_tree
 from prism_prm.search.label_report import LabelRun, make_report
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_rules import LabelSettings
+from prism_prm.search.recipes import LabelRecipe
 from prism_prm.tree import StepTree, unique_names
+
+Labeler = tuple[Policy, Judging]
+"""What a worker holds."""
 
 
 def label_task(
@@ -99,35 +101,33 @@ def label_task(
             if ray is None:
                 assert judge is not None
                 with contextlib.nullcontext(opened) if opened else contextlib.closing(open_policy(chosen)) as who:
-                    yield Here(Labeler(who, judge))
+                    yield Here((who, judge))
                 return
-            of_policy = policy_for_workers(chosen)
             make = functools.partial(
-                _make_labeler, policy=of_policy.make, judges=judges or ray.cpus_per_worker, sandbox=recipe.sandbox,
+                _open_judge, judges=judges or ray.cpus_per_worker, sandbox=recipe.sandbox,
                 has_programs=any(problem.tests is not None for problem in task.problems),
             )  # fmt: skip
-            opening = Opening(make, of_policy.folders, of_policy.loads)
-            with job.executor.open(opening, alike=_policy_identity) as workers:
+            with policy_workers(job, chosen, Opening(make, loads=False)) as workers:
                 yield workers
 
         def run(
             name: str, workers: Workers[Labeler], problems: Sequence[TaskProblem], trees: Sequence[StepTree] | None,
             keys: Sequence[str], settings: LabelSettings = recipe.label,
-        ) -> list[Labelled]:  # fmt: skip
+        ) -> list[LabelResult]:  # fmt: skip
             """Label problems or trees; each part of the run has its journal."""
             of = [None] * len(keys) if trees is None else trees
             items = [_Item(problem, tree) for problem, tree in zip(problems, of, strict=True)]
             mapped = job.map(
                 functools.partial(label_chunk, settings=settings), dict(zip(keys, items, strict=True)), name=name,
-                verb="labelled", unit="problems" if trees is None else "trees", workers=workers, kind=Labelled,
-                chunk=recipe.at_once, made_with={"settings": asdict(settings), "policy": workers.ask(_policy_identity)},
+                verb="labelled", unit="problems" if trees is None else "trees", workers=workers, kind=LabelResult,
+                chunk=recipe.at_once, made_with={"settings": asdict(settings), "policy": workers.ask(policy_identity)},
                 made_from={key: item.content() for key, item in zip(keys, items, strict=True)},
                 begin=lambda _: job.write_settings(recipe), hear=Speedometer().hear,
             )  # fmt: skip
             labelled[name] = list(mapped.results.values())
             return labelled[name]
 
-        labelled: dict[str, list[Labelled]] = {}
+        labelled: dict[str, list[LabelResult]] = {}
         noise = None
         with labelers(recipe.policy, policy) as workers:
             solved = run("labels", workers, task.problems, None, unique_names(one.text for one in task.problems))
@@ -162,30 +162,11 @@ def label_task(
     return report.metrics
 
 
-@dataclass(frozen=True, slots=True)
-class Labeler:
-    """What a worker holds."""
-
-    policy: Policy
-    judge: Judging
-
-
-def _make_labeler(
-    found: Mapping[str, str],
-    *,
-    policy: Callable[[Mapping[str, str]], Policy],
-    judges: int,
-    sandbox: Level,
-    has_programs: bool,
-) -> Labeler:
+def _open_judge(_found: Mapping[str, str], *, judges: int, sandbox: Level, has_programs: bool) -> Judging:
     grader = TaskGrader(workers=judges, sandbox=sandbox)
     if has_programs:
         grader.programs.open()
-    return Labeler(policy(found), by_answer(grader))
-
-
-def _policy_identity(labeler: Labeler) -> str:
-    return labeler.policy.identity()
+    return by_answer(grader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +188,11 @@ class _Item:
 
 def label_chunk(
     labeler: Labeler, items: Mapping[str, _Item], settings: LabelSettings
-) -> Iterator[Finished[Labelled] | RoundStats]:
+) -> Iterator[Finished[LabelResult] | RoundStats]:
     """Label problems or trees side by side; `items` are all of one kind."""
     keys, every = list(items), list(items.values())
     trees = [item.tree for item in every if item.tree is not None] or None
-    engine = Labeller(labeler.policy, labeler.judge, settings, at_once=len(keys))
+    engine = LabelEngine(*labeler, settings, at_once=len(keys))
     for event in engine.run([item.problem for item in every], keys, trees):
         yield event if isinstance(event, RoundStats) else Finished(keys[event[0]], event[1])
 

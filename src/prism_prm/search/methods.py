@@ -81,7 +81,7 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Expand:
-    """A wish: `counts[i]` more samples of the next step after `nodes[i]`."""
+    """An expansion: `counts[i]` more samples of the next step after `nodes[i]`."""
 
     nodes: tuple[SearchNode, ...]
     counts: tuple[int, ...]
@@ -97,9 +97,9 @@ class Expand:
 
 
 Children = list[list[SearchNode]]
-"""For each node of a wish its new children."""
+"""For each node of an expansion its new children."""
 Search = Generator[Expand, Children, Sequence[SearchNode]]
-"""Yields wishes, is sent children, returns the solutions in order."""
+"""Yields expansions, is sent children, returns the solutions in order."""
 
 
 def sample(start: SearchNode, settings: SearchSettings) -> Search:

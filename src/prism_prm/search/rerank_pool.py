@@ -21,11 +21,20 @@ from prism_prm.job import Here, Job, stoppable
 from prism_prm.paths import file_name
 from prism_prm.report import remove_report
 from prism_prm.search.curves import NUM_DRAWS, Curve, check_ns, compute_curves, largest
-from prism_prm.search.grade_pool import Grade, GradedPool, grade_chunk, with_task
-from prism_prm.search.rerank_report import Results, make_report
-from prism_prm.search.selected import select_solutions, write_selected
-from prism_prm.search.solutions import grading_hash, read_grades, write_solutions
-from prism_prm.search.step_scores import StepScores, scores_in_pool, scores_in_table
+from prism_prm.search.grade_pool import (
+    Grade,
+    GradedPool,
+    StepScores,
+    grade_chunk,
+    grading_hash,
+    read_grades,
+    scores_in_pool,
+    scores_in_table,
+    with_task,
+    write_solutions,
+)
+from prism_prm.search.rerank_report import RerankResults, make_report
+from prism_prm.search.select import select_solutions, write_selected
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
@@ -93,7 +102,7 @@ def rerank_pool(
     settings: RerankSettings | None = None,
     store: str | Path | None = None,
     prm_options: PrmOptions | None = None,
-) -> Results:
+) -> RerankResults:
     """Select one of n solutions by every rule (Best-of-N, votes, with and without PRMs), measure it, and write a
     report.
 
@@ -112,8 +121,8 @@ def rerank_pool(
         prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
 
     Returns:
-        `Results`: the `selections` (which solution each rule selects for each problem, also in selected.jsonl), the
-        `curves` over n, the grades and the scores.
+        `RerankResults`: the `selections` (which solution each rule selects for each problem, also in selected.jsonl),
+        the `curves` over n, the grades and the scores.
 
     Raises:
         PrismError: a setting, an input or a model cannot be used; the message says what to change.
@@ -180,7 +189,8 @@ def rerank_pool(
                     if (summary := scorer.summary(pool.trees())) is not None:
                         critics[name] = summary
         aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
-        own = {prm: _own_aggregator(settings, card) for prm, card in cards.items()}
+        first = settings.aggregators[0] if settings.aggregators else None
+        own = {prm: Choice(first, GIVEN) if first else choose_aggregator(None, card) for prm, card in cards.items()}
         curves: list[Curve] = []
         if graded.measured:
             with progress("curves", len(graded.measured), unit="problems") as advance:
@@ -189,7 +199,7 @@ def rerank_pool(
                     seed=settings.seed, advance=advance,
                 )  # fmt: skip
         selections = select_solutions(graded, step_scores, own)
-        results = Results(
+        results = RerankResults(
             title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox,
             tokens, critics,
         )  # fmt: skip
@@ -207,11 +217,6 @@ def _refuse_twice(names: Sequence[str]) -> None:
         raise ConfigError(
             f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
         )
-
-
-def _own_aggregator(settings: RerankSettings, card: CardValues | None) -> Choice[str]:
-    """What selects by a PRM's scores."""
-    return Choice(settings.aggregators[0], GIVEN) if settings.aggregators else choose_aggregator(None, card)
 
 
 def _grade(job: Job, pool: Pool, settings: RerankSettings, chunk: int) -> tuple[GradedPool, str]:

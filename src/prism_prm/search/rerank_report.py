@@ -29,10 +29,8 @@ from prism_prm.report import (
     telling,
 )
 from prism_prm.search.curves import WITH_PRM, Curve, count_smaller
-from prism_prm.search.grade_pool import GradedPool
-from prism_prm.search.selected import Selection
-from prism_prm.search.solutions import write_table
-from prism_prm.search.step_scores import StepScores
+from prism_prm.search.grade_pool import GradedPool, StepScores, write_table
+from prism_prm.search.select import Selection
 from prism_prm.stats import Comparison
 
 
@@ -52,7 +50,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class RerankResults:
     """What was selected from a pool, and all that was measured on it."""
 
     title: str
@@ -104,19 +102,18 @@ class Results:
         pairs = [(prm, "") for prm in prms] + [(a, b) for i, b in enumerate(prms) for a in prms[i + 1 :]]
         found = []
         for a, b in pairs:
-            for how, other_how in self._compared_by(a, b):
+            # Each PRM's own aggregators where these differ, and then the same one for both.
+            if b:
+                own = (self.own_aggregator[a].value, self.own_aggregator[b].value)
+                compared = [own] * (own[0] != own[1]) + [(how, how) for how in self.aggregators]
+            else:
+                compared = [(how, "") for how in self.aggregators]
+            for how, other_how in compared:
                 for method in WITH_PRM:
                     curve = self.curve(method, a, how)
                     other = self.curve(method, b, other_how) if b else self.curve("majority")
                     found += [Difference(a, b, method, how, other_how, n, curve.minus(other, n)) for n in self.ns]
         return found
-
-    def _compared_by(self, a: str, b: str) -> list[tuple[str, str]]:
-        """Aggregators of A and B: each PRM's own where these differ, and then the same one for both."""
-        if not b:
-            return [(how, "") for how in self.aggregators]
-        own = (self.own_aggregator[a].value, self.own_aggregator[b].value)
-        return [own] * (own[0] != own[1]) + [(how, how) for how in self.aggregators]
 
     def metrics(self, differences: Sequence[Difference]) -> dict[str, Any]:
         """What goes into `metrics.json`."""
@@ -171,7 +168,7 @@ _SIZE = (4.4, 3.7)
 """The size of a figure in inches: taller than most, for the long legend."""
 
 
-def make_report(results: Results) -> Report:
+def make_report(results: RerankResults) -> Report:
     """The page and its metrics."""
     pool = results.graded.pool
     subtitle = f"{number(len(pool.problems))} problems, {number(len(pool.solutions))} solutions"
@@ -181,15 +178,33 @@ def make_report(results: Results) -> Report:
     if results.curves:
         report.finding = _finding(results)
         _draw_methods(results, report)
-        _tabulate_own(results, report)
+        rows = []
+        for curve in results.own_curves:
+            *others, last = curve.points
+            cells = [row_name(curve, with_aggregator=False), *(percent(one.value) for one in others), percent(last)]
+            if results.tokens:
+                cells.append(number(results.tokens[curve.prm]) if curve.prm in results.tokens else NO_DATA)
+            rows.append(cells)
+        headers = ["selection", *(f"n = {n}" for n in results.ns), *["PRM tokens ↓"] * bool(results.tokens)]
+        caption = "Expected accuracy (%) ↑, at the last n with its 95 % interval over problems"
+        report.table(headers, rows, caption=caption, best="columns", apart=(TITLES["oracle"],))
     report.notes(notes(results))
     if results.curves:
         _add_example(results, report)
-        _tabulate_gains(results, differences, report)
-        _tabulate_pairs(results, differences, report)
+        _tabulate_differences(results, differences, report)
         if results.scores and len(results.aggregators) > 1:
             _compare_aggregators(results, report)
-    _tabulate_selected(results, report)
+    selected: dict[str, list[int]] = {}
+    for one in results.selections:
+        counts = selected.setdefault(" · ".join(filter(None, (one.prm, TITLES[one.rule]))), [0, 0, 0])
+        counts[0] += one.solution is not None
+        counts[1] += one.answer is not None
+        counts[2] += one.solution is None
+    report.table(
+        ["rule", "selected", "with an answer", "nothing to select"],
+        [[name, *map(number, counts)] for name, counts in selected.items()],
+        caption="Problems by whether the selected solution is right; `selected.jsonl` lists the selections",
+    )
     unscored = {f"no score from {prm}": results.num_unscored(prm) for prm in results.scores}
     add_answers(report, [results.graded], unscored)
     if results.curves:
@@ -205,7 +220,7 @@ solutions with equivalent answers; solutions without an answer cast no vote.
     return report
 
 
-def _finding(results: Results) -> str:
+def _finding(results: RerankResults) -> str:
     """The best rule at the most solutions, beside what needs no PRM."""
     most, one, majority = results.ns[-1], results.curve("mean"), results.curve("majority")
     plain = f"the majority vote {percent(majority.points[-1].value)} %, one solution {percent(one.points[-1].value)} %"
@@ -239,7 +254,7 @@ def unlike_the_benchmark(pools: Sequence[GradedPool]) -> list[str]:
     ] * bool(packages)
 
 
-def notes(results: Results) -> list[str]:
+def notes(results: RerankResults) -> list[str]:
     """What is special about this pool and its scores, a line each: nothing is left out in silence."""
     pool, graded = results.graded.pool, results.graded
     found = [without_solution(pool.num_empty, len(pool.problems))] if results.curves else []
@@ -263,7 +278,7 @@ def notes(results: Results) -> list[str]:
     return [note for note in found if note]
 
 
-def _draw_methods(results: Results, report: Report) -> None:
+def _draw_methods(results: RerankResults, report: Report) -> None:
     """As in the paper: accuracy against n, a line per PRM, and the vote that needs no PRM beside them."""
     systems = list(results.scores)
     methods = WITH_PRM if systems else ("majority",)
@@ -295,21 +310,7 @@ def row_name(curve: Curve, *, with_aggregator: bool) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _tabulate_own(results: Results, report: Report) -> None:
-    """What people come for: every rule, with each PRM's own aggregator."""
-    rows = []
-    for curve in results.own_curves:
-        *others, last = curve.points
-        cells = [row_name(curve, with_aggregator=False), *(percent(point.value) for point in others), percent(last)]
-        if results.tokens:
-            cells.append(number(results.tokens[curve.prm]) if curve.prm in results.tokens else NO_DATA)
-        rows.append(cells)
-    headers = ["selection", *(f"n = {n}" for n in results.ns), *["PRM tokens ↓"] * bool(results.tokens)]
-    caption = "Expected accuracy (%) ↑, at the last n with its 95 % interval over problems"
-    report.table(headers, rows, caption=caption, best="columns", apart=(TITLES["oracle"],))
-
-
-def _add_example(results: Results, report: Report) -> None:
+def _add_example(results: RerankResults, report: Report) -> None:
     """A wrong solution, with what every PRM says of its steps."""
     entries = [(entry.problem.text, one) for entry in results.graded.pool.problems for one in entry.solutions]
     grades = [grade for of_problem in results.graded.grades for grade in of_problem]
@@ -326,7 +327,7 @@ def _add_example(results: Results, report: Report) -> None:
         report.example(problem, solution.steps, said, caption=telling("wrong solution", list(scores)))
 
 
-def _compare_aggregators(results: Results, report: Report) -> None:
+def _compare_aggregators(results: RerankResults, report: Report) -> None:
     """Which aggregator to use with a PRM."""
     report.text("## Other aggregators")
     style = styles([*results.aggregators, "majority"])
@@ -355,23 +356,19 @@ def _cell(found: Difference) -> str:
     return f"{signed_percent(found.gain)} (p {p_value(found.gain.p)})"
 
 
-def _tabulate_gains(results: Results, differences: Sequence[Difference], report: Report) -> None:
-    """Does a PRM help at all?"""
+def _tabulate_differences(results: RerankResults, differences: Sequence[Difference], report: Report) -> None:
+    """Does a PRM help at all, and is one better than another?"""
     most = results.ns[-1]
     at_most = {(d.a, d.aggregator, d.method): d for d in differences if d.n == most and not d.b}
-    rows = [
+    gains = [
         [f"{prm} · {how}", *(_cell(at_most[prm, how, method]) for method in WITH_PRM)]
         for prm in results.scores
         for how in results.aggregators
     ]
-    if rows:
+    if gains:
         headers = ["PRM · aggregator", *(TITLES[method] for method in WITH_PRM)]
         caption = f"Gain over the majority vote at n = {most} (percentage points, paired) ↑"
-        report.table(headers, rows, caption=caption, best="columns")
-
-
-def _tabulate_pairs(results: Results, differences: Sequence[Difference], report: Report) -> None:
-    """Is one PRM better than another?"""
+        report.table(headers, gains, caption=caption, best="columns")
     rows: dict[str, list[str]] = {}
     for found in differences:
         if found.b:
@@ -383,21 +380,6 @@ def _tabulate_pairs(results: Results, differences: Sequence[Difference], report:
         headers = ["difference", *(f"n = {n}" for n in results.ns)]
         caption = "PRMs compared on the same pool (percentage points, paired), at the last n with its 95 % interval"
         report.table(headers, list(rows.values()), caption=caption)
-
-
-def _tabulate_selected(results: Results, report: Report) -> None:
-    """What each rule selected from all solutions, in short; `selected.jsonl` has it all."""
-    rows: dict[str, list[int]] = {}
-    for one in results.selections:
-        counts = rows.setdefault(" · ".join(filter(None, (one.prm, TITLES[one.rule]))), [0, 0, 0])
-        counts[0] += one.solution is not None
-        counts[1] += one.answer is not None
-        counts[2] += one.solution is None
-    report.table(
-        ["rule", "selected", "with an answer", "nothing to select"],
-        [[name, *map(number, counts)] for name, counts in rows.items()],
-        caption="Problems by whether the selected solution is right; `selected.jsonl` lists the selections",
-    )
 
 
 def answer_counts(pools: Sequence[GradedPool]) -> dict[str, int]:

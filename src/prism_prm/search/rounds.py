@@ -32,7 +32,7 @@ DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class SearchRound:
     """A round of one problem, as an engine tells of it."""
 
     problem: int
@@ -54,7 +54,15 @@ class Rounds:
 
     def __init__(self, path: str | Path, made_with: Mapping[str, Any], done: Collection[str]) -> None:
         self.path = Path(path)
-        self._count = _take_over(self.path, made_with, done)
+        kept: dict[int, int] = {}  # the searches of problems that are done → their new numbers
+        with whole_file(self.path) as aside, aside.open("wb") as file:
+            file.write(msgspec.json.encode(made_with) + b"\n")
+            for line in _lines(self.path) if done else ():
+                if line.get("key") in done:
+                    kept[line["search"]] = len(kept)
+                if line.get("search") in kept:
+                    file.write(msgspec.json.encode(line | {"search": kept[line["search"]]}) + b"\n")
+        self._count = len(kept)
         self._lines = JsonLines(self.path)
         self._numbers: dict[str, int] = {}
 
@@ -75,9 +83,17 @@ class Rounds:
         self._lines.append({"search": self._numbers[key], **told})
 
 
-def told_round(round: Round, *, likelihood: bool) -> ToldRound:
+def told_round(round: SearchRound, *, likelihood: bool) -> ToldRound:
     """What the file says of a round."""
-    told: ToldRound = {"new": _steps(round.new, likelihood)}
+    before: dict[str, int] = {}
+    steps = []
+    for node in round.new:
+        assert node.parent is not None, "a root is not written"
+        text: str | int = before.setdefault(node.step, node.number)
+        ending = "" if node.written.ending == "stop" else node.written.ending
+        one = [node.parent.number, node.step if text == node.number else text, _short(node.probability), ending]
+        steps.append([*one, _short(node.log_likelihood)] if likelihood else one)
+    told: ToldRound = {"new": steps}
     if round.looks_ahead:
         told["ahead"] = True
     if round.kept is not None:
@@ -87,33 +103,8 @@ def told_round(round: Round, *, likelihood: bool) -> ToldRound:
     return told
 
 
-def _steps(new: Sequence[SearchNode], likelihood: bool) -> list[list[Any]]:
-    before: dict[str, int] = {}
-    steps = []
-    for node in new:
-        assert node.parent is not None, "a root is not written"
-        text: str | int = before.setdefault(node.step, node.number)
-        ending = "" if node.written.ending == "stop" else node.written.ending
-        one = [node.parent.number, node.step if text == node.number else text, _short(node.probability), ending]
-        steps.append([*one, _short(node.log_likelihood)] if likelihood else one)
-    return steps
-
-
 def _short(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, DIGITS)
-
-
-def _take_over(path: Path, made_with: Mapping[str, Any], done: Collection[str]) -> int:
-    """Begin the file with the problems that are done, line by line; how many searches it then has."""
-    kept: dict[int, int] = {}
-    with whole_file(path) as aside, aside.open("wb") as file:
-        file.write(msgspec.json.encode(made_with) + b"\n")
-        for line in _lines(path) if done else ():
-            if line.get("key") in done:
-                kept[line["search"]] = len(kept)
-            if line.get("search") in kept:
-                file.write(msgspec.json.encode(line | {"search": kept[line["search"]]}) + b"\n")
-    return len(kept)
 
 
 def _lines(path: Path, beginning: bytes = b"") -> Iterator[dict[str, Any]]:

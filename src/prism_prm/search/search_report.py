@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from prism_prm.arrays import Ints
+from prism_prm.aggregate import Choice
+from prism_prm.arrays import Floats, Ints
 from prism_prm.backends.critic_ledger import verdicts_in_words
 from prism_prm.grading.graders import unguarded
 from prism_prm.report import NO_DATA, Report, draw_curve, escaped, finish, number, percent, signed_percent, styles
 from prism_prm.search.grade_pool import GradedPool
 from prism_prm.search.methods import METHODS
-from prism_prm.search.rerank_report import add_answers, answer_counts, unlike_the_benchmark
-from prism_prm.search.search_recipe import SearchRecipe
-from prism_prm.search.search_task import Point, plain_settings
-from prism_prm.stats import Comparison, compare_means
+from prism_prm.search.rerank_report import add_answers, answer_counts, unlike_the_benchmark, without_solution
+from prism_prm.stats import Comparison, Interval, compare_means
+
+if TYPE_CHECKING:
+    from prism_prm.search.recipes import SearchRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One search at one size."""
+
+    prm: str
+    """"" where there is none."""
+    aggregator: Choice[str] | None
+    """How the scores of steps became those of paths and solutions; None without a PRM."""
+    n: int
+    accuracy: Interval
+    oracle: Interval
+    """How often a right solution is among those found."""
+    policy_tokens: float
+    """Mean per problem."""
+    prm_tokens: float
+    solutions: float
+    """Mean per problem."""
+    seconds: float
+    """The time of the whole run over all problems; for independent samples, at the largest n."""
+    correct: Floats
+    """For each problem whether it was solved, or how likely."""
+    num_empty: int = 0
+    """Problems without a solution; they count as not solved."""
+
+    def empty_note(self) -> str:
+        """A line on these problems; "" where there are none."""
+        size = f"{self.prm}, n = {self.n}" if self.prm else f"n = {self.n}"
+        note = without_solution(self.num_empty, len(self.correct))
+        return note and f"{size}: {note}"
 
 
 def differences(points: Sequence[Point], clusters: Ints) -> list[tuple[str, str, int, Comparison]]:
@@ -46,7 +79,7 @@ def make_report(
         subtitle=f"{number(len(clusters))} problems, {recipe.policy.name}, select {recipe.selector}",
         finding=_finding(method, points, found),
         metrics={
-            "settings": plain_settings(recipe),
+            "settings": asdict(recipe) | {"select": recipe.selector, "n": recipe.ns},
             "task": task,
             "num_problems": len(points[0].correct),
             "points": [asdict(point) for point in points],
@@ -58,7 +91,19 @@ def make_report(
     problems = [entry.problem for entry in pools[0].pool.problems]
     report.notes(unguarded(recipe.sandbox, problems) + unlike_the_benchmark(pools))
     _draw(points, report)
-    _tabulate(points, report)
+    rows = [
+        [
+            point.prm or NO_DATA, str(point.n),
+            percent(point.accuracy), percent(point.oracle.value),
+            number(round(point.policy_tokens)), number(round(point.prm_tokens)), number(point.solutions, 1),
+            number(point.seconds, 1),
+        ]
+        for point in points
+    ]  # fmt: skip
+    headers = ["PRM", "n", "accuracy (%) ↑", "oracle (%)", "policy tokens", "PRM tokens", "solutions", "seconds"]
+    caption = "Accuracy, and the budget: tokens and solutions are means per problem, seconds of the whole run"
+    report.table(headers, rows, caption=caption, best="columns")
+    report.notes(point.empty_note() for point in points)
     report.notes(
         f"{escaped(name)}, on the solutions found: {verdicts_in_words(said)}" for name, said in critics.items()
     )
@@ -122,19 +167,3 @@ def _draw(points: Sequence[Point], report: Report) -> None:
             oracle = f"oracle ({first})" if first else "oracle"
             draw_curve(axes, [*map(x, ours)], [one.oracle.value for one in ours], oracle, style["oracle"])
             finish(axes, label, "accuracy (%)", ns=[*map(x, ours)])
-
-
-def _tabulate(points: Sequence[Point], report: Report) -> None:
-    rows = [
-        [
-            point.prm or NO_DATA, str(point.n),
-            percent(point.accuracy), percent(point.oracle.value),
-            number(round(point.policy_tokens)), number(round(point.prm_tokens)), number(point.solutions, 1),
-            number(point.seconds, 1),
-        ]
-        for point in points
-    ]  # fmt: skip
-    headers = ["PRM", "n", "accuracy (%) ↑", "oracle (%)", "policy tokens", "PRM tokens", "solutions", "seconds"]
-    caption = "Accuracy, and the budget: tokens and solutions are means per problem, seconds of the whole run"
-    report.table(headers, rows, caption=caption, best="columns")
-    report.notes(point.empty_note() for point in points)

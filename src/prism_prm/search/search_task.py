@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism_prm.aggregate import Choice, card_values, choose_aggregator, choose_threshold, log_score
-from prism_prm.arrays import Floats
 from prism_prm.backends.open_scorer import PrmOptions, check_scorer
-from prism_prm.backends.policy import Policy, check_policy, open_policy, policy_for_workers
+from prism_prm.backends.policy import Policy, PolicySettings, check_policy, open_policy
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.data.pools import Pool, PoolProblem, write_pool
@@ -25,56 +24,25 @@ from prism_prm.paths import file_name, named_places
 from prism_prm.ray import executor_of
 from prism_prm.scorer import ScorerFacts, TreeScores
 from prism_prm.search.curves import compute_curves
-from prism_prm.search.engine import Engine, RoundStats, Speedometer
-from prism_prm.search.grade_pool import GradedPool, grade_pool
+from prism_prm.search.engine import RoundStats, SearchEngine, Speedometer, policy_identity, policy_workers
+from prism_prm.search.grade_pool import GradedPool, StepScores, grade_pool, scorable, scores_by_prm, write_solutions
 from prism_prm.search.methods import METHODS, SearchSettings
-from prism_prm.search.rerank_report import without_solution
-from prism_prm.search.rounds import FOLDER, Round, Rounds, ToldRound, told_round
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import SearchRecipe
+from prism_prm.search.rounds import FOLDER, Rounds, SearchRound, ToldRound, told_round
+from prism_prm.search.search_report import Point, make_report
 from prism_prm.search.select import SELECTORS, Candidates
-from prism_prm.search.solutions import write_solutions
-from prism_prm.search.step_scores import StepScores, scorable, scores_by_prm
-from prism_prm.search.tree import Found
-from prism_prm.stats import Interval, mean_interval, number_clusters
+from prism_prm.search.tree import SearchResult
+from prism_prm.stats import mean_interval, number_clusters
 from prism_prm.store import Request, ScoreStore
 from prism_prm.tree import StepTree, unique_names
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
 
+Searcher = tuple[Policy, "Scorer | None"]
+"""What a worker holds."""
 CURVE_OF = {"argmax": "best-of-n", "majority": "majority", "weighted": "weighted", "public-tests": "public-tests"}
 """`--select` → the name of its curve in `prism rerank`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One search at one size."""
-
-    prm: str
-    """"" where there is none."""
-    aggregator: Choice[str] | None
-    """How the scores of steps became those of paths and solutions; None without a PRM."""
-    n: int
-    accuracy: Interval
-    oracle: Interval
-    """How often a right solution is among those found."""
-    policy_tokens: float
-    """Mean per problem."""
-    prm_tokens: float
-    solutions: float
-    """Mean per problem."""
-    seconds: float
-    """The time of the whole run over all problems; for independent samples, at the largest n."""
-    correct: Floats
-    """For each problem whether it was solved, or how likely."""
-    num_empty: int = 0
-    """Problems without a solution; they count as not solved."""
-
-    def empty_note(self) -> str:
-        """A line on these problems; "" where there are none."""
-        size = f"{self.prm}, n = {self.n}" if self.prm else f"n = {self.n}"
-        note = without_solution(self.num_empty, len(self.correct))
-        return note and f"{size}: {note}"
 
 
 def search_task(
@@ -115,8 +83,6 @@ def search_task(
         >>> point.prm, point.n
         ('my-prm', 4)
     """
-    from prism_prm.search.search_report import make_report
-
     out = Path(out)
     keep_inputs([recipe.task, recipe.task_data], [out / "pools", out / "metrics.json"])
     given = named_places(recipe.prm) if prms is None else prms
@@ -143,36 +109,30 @@ def search_task(
             policy = stack.enter_context(contextlib.closing(open_policy(asked)))
         grader = stack.enter_context(TaskGrader(workers=judges, sandbox=recipe.sandbox))
         grader.prepare(task.problems)
-        searchers = Searchers(job, asked, policy, given, options)
-        run = _Run(recipe, task.problems[: recipe.limit], job, searchers, grader, Path(store or out / "scores"))
+        problems, scores = task.problems[: recipe.limit], Path(store or out / "scores")
+        run = Experiment(recipe, problems, job, asked, policy, given, options, grader, scores)
         points, pools = run.independent() if METHODS[recipe.search.method].independent else run.guided()
-        for note in [note for scorer in searchers.opened.values() for note in scorer.notes()]:
-            say(note)
         trees = [tree for graded in pools for tree in graded.pool.trees()]
-        summaries = {name: scorer.summary(trees) for name, scorer in searchers.opened.items()}
-        critics = {name: summary for name, summary in summaries.items() if summary is not None}
+        critics = {}
+        for name, scorer in run.opened.items():
+            for note in scorer.notes():
+                say(note)
+            if (summary := scorer.summary(trees)) is not None:
+                critics[name] = summary
         job.write_settings(recipe)
         make_report(recipe, task.name, points, pools, run.clusters, critics).write(out)
     return points
 
 
-@dataclass(frozen=True, slots=True)
-class Searcher:
-    """What a worker holds."""
-
-    policy: Policy
-    prm: Scorer | None = None
-
-
 def search_chunk(searcher: Searcher, problems: Mapping[str, str], settings: SearchSettings) -> Iterator[Any]:
     """Search problems (key → text) side by side: a `Finished` for each, and rounds as (key, `ToldRound`)."""
     keys = list(problems)
-    engine = Engine(searcher.policy, searcher.prm, settings, at_once=len(keys))
+    engine = SearchEngine(*searcher, settings, at_once=len(keys))
     for event in engine.run(list(problems.values()), keys):
         match event:
-            case Found():
+            case SearchResult():
                 yield Finished(keys[event.problem], event)
-            case Round():
+            case SearchRound():
                 yield keys[event.problem], told_round(event, likelihood=settings.prm_weight < 1)
             case _:
                 yield event
@@ -180,35 +140,42 @@ def search_chunk(searcher: Searcher, problems: Mapping[str, str], settings: Sear
 
 def prm_facts(searcher: Searcher) -> ScorerFacts:
     """What must be known of the PRM without holding it."""
-    return ScorerFacts() if searcher.prm is None else ScorerFacts.of(searcher.prm)
+    _, prm = searcher
+    return ScorerFacts() if prm is None else ScorerFacts.of(prm)
 
 
 @dataclass(slots=True)
-class Searchers:
-    """Opens those who search: with this process's policy, or workers that open it themselves."""
+class Experiment:
+    """The work of one recipe. Without a policy, the workers of a cluster open it and the PRMs themselves."""
 
+    recipe: SearchRecipe
+    problems: Sequence[TaskProblem]
     job: Job
-    asked: Any
+    asked: PolicySettings
     policy: Policy | None
     prms: Mapping[str, Scorer | str | Path]
     options: PrmOptions
+    grader: TaskGrader
+    store: Path
     opened: dict[str, Scorer] = field(default_factory=dict)
+    policy_identity: str = ""
+
+    @property
+    def clusters(self) -> Any:
+        """Equal problems have equal numbers."""
+        return number_clusters(problem.text for problem in self.problems)[0]
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[Workers[Searcher]]:
-        """With a PRM, or with none ("")."""
+        """Those who search, with a PRM or with none ("")."""
         if self.policy is not None:
             with self.prm(name) if name else contextlib.nullcontext() as prm:
-                yield Here(Searcher(self.policy, prm))
+                yield Here((self.policy, prm))
             return
         from prism_prm.backends.open_scorer import prm_for_workers
 
-        of_policy = policy_for_workers(self.asked)
         of_prm = prm_for_workers(self.prms[name], self.options, name) if name else Opening(_no_prm, loads=False)
-        make = functools.partial(_make_searcher, policy=of_policy.make, prm=of_prm.make)
-        folders = tuple(dict.fromkeys([*of_policy.folders, *of_prm.folders]))
-        opening = Opening(make, folders, of_policy.loads or of_prm.loads)
-        with self.job.executor.open(opening, alike=_identities) as workers:
+        with policy_workers(self.job, self.asked, of_prm) as workers:
             yield workers
 
     @contextlib.contextmanager
@@ -220,55 +187,16 @@ class Searchers:
             self.opened[name] = scorer
             yield scorer
 
-
-def _make_searcher(
-    found: Mapping[str, str],
-    *,
-    policy: Callable[[Mapping[str, str]], Policy],
-    prm: Callable[[Mapping[str, str]], Scorer | None],
-) -> Searcher:
-    return Searcher(policy(found), prm(found))
-
-
-def _no_prm(_found: Mapping[str, str]) -> None:
-    pass
-
-
-def _policy_identity(searcher: Searcher) -> str:
-    return searcher.policy.identity()
-
-
-def _identities(searcher: Searcher) -> str:
-    return f"{searcher.policy.identity()} {searcher.prm.identity() if searcher.prm else ''}"
-
-
-@dataclass(slots=True)
-class _Run:
-    """The work of one recipe."""
-
-    recipe: SearchRecipe
-    problems: Sequence[TaskProblem]
-    job: Job
-    searchers: Searchers
-    grader: TaskGrader
-    store: Path
-    policy_identity: str = ""
-
-    @property
-    def clusters(self) -> Any:
-        """Equal problems have equal numbers."""
-        return number_clusters(problem.text for problem in self.problems)[0]
-
     def guided(self) -> tuple[list[Point], list[GradedPool]]:
         """Search with each PRM at each size: points, and the graded pools they come from."""
         points: list[Point] = []
         pools: list[GradedPool] = []
-        for name in list(self.searchers.prms) or [""]:
-            with self.searchers.open(name) as workers:
+        for name in list(self.prms) or [""]:
+            with self.open(name) as workers:
                 prm = workers.ask(prm_facts)
                 for n in self.recipe.ns:
                     found, seconds = self._search(workers, prm, name, n)
-                    graded = self._grade(self._pool(found, name, n))
+                    graded = self._graded(found, name, n)
                     how = self._aggregator(prm)
                     chosen = self._select(name, how, n, graded)
                     solved = [one is not None and bool(graded.correct(i)[one]) for i, one in enumerate(chosen)]
@@ -288,16 +216,16 @@ class _Run:
 
     def independent(self) -> tuple[list[Point], list[GradedPool]]:
         """Sample once; one pool tells the expected accuracy for every n, and every PRM scores the same solutions."""
-        most, prms = self.recipe.ns[-1], self.searchers.prms
-        with self.searchers.open("") as workers:
+        most, prms = self.recipe.ns[-1], self.prms
+        with self.open("") as workers:
             found, seconds = self._search(workers, ScorerFacts(), "", most)
-        pool = self._pool(found, "", most)
-        graded = self._grade(pool)
+        graded = self._graded(found, "", most)
+        pool = graded.pool
         scores: dict[str, StepScores] = {}
         hows: dict[str, Choice[str] | None] = {"": None}
         read: dict[str, float] = {"": 0.0}
         for name in prms:
-            with self.searchers.prm(name) as prm:
+            with self.prm(name) as prm:
                 hows[name] = self._aggregator(prm)
                 with progress(f"scoring, {name}", len(pool.trees())) as advance:
                     scores[name] = scores_by_prm(ScoreStore(self.store, prm), pool, advance)
@@ -327,37 +255,40 @@ class _Run:
                 )  # fmt: skip
         return points, [graded]
 
-    def _search(self, workers: Workers[Searcher], prm: ScorerFacts, name: str, n: int) -> tuple[list[Found], float]:
+    def _search(
+        self, workers: Workers[Searcher], prm: ScorerFacts, name: str, n: int
+    ) -> tuple[list[SearchResult], float]:
         """What the search of one size finds, and the seconds it took."""
         how = self._aggregator(prm)
         settings = replace(self.recipe.search, n=n, aggregator=None if how is None else how.value)
         if METHODS[settings.method].independent:  # sampled once, for all PRMs and with none of them
             settings = replace(settings, method="sample")
         # Once: hashing billions of weights takes a while.
-        self.policy_identity = self.policy_identity or workers.ask(_policy_identity)
+        self.policy_identity = self.policy_identity or workers.ask(policy_identity)
         label = _label(name, n)
         threshold = choose_threshold(None, card_values(prm)).value
         named = ("method", "n", "expand", "lookahead", "prm_weight", "max_steps", "seed")
         about = {"prm": name, "aggregator": settings.how, "threshold": threshold}
         about |= {setting: getattr(settings, setting) for setting in named}
         with contextlib.ExitStack() as stack:
-            rounds: list[Rounds] = []
+            rounds: list[tuple[Rounds, Collection[str]]] = []
             speed = Speedometer()
 
             def begin(done: Collection[str]) -> None:
                 self.job.write_settings(self.recipe)
                 file = self.job.out / FOLDER / f"{file_name(label)}.jsonl"
-                rounds.append(stack.enter_context(Rounds(file, about, done)))
+                rounds.append((stack.enter_context(Rounds(file, about, done)), done))
 
-            def hear(event: Finished[Found] | RoundStats | tuple[str, ToldRound]) -> str:
-                if isinstance(event, tuple):
-                    rounds[0].add(*event)
+            def hear(event: Finished[SearchResult] | RoundStats | tuple[str, ToldRound]) -> str:
+                if isinstance(event, tuple) and event[0] not in rounds[0][1]:
+                    rounds[0][0].add(*event)
                 return speed.hear(event)
 
             mapped = self.job.map(
                 functools.partial(search_chunk, settings=settings),
                 dict(zip(unique_names(p.text for p in self.problems), (p.text for p in self.problems), strict=True)),
-                name=label, verb="searched", unit="problems", workers=workers, kind=Found, chunk=self.recipe.at_once,
+                name=label, verb="searched", unit="problems", workers=workers, kind=SearchResult,
+                chunk=self.recipe.at_once,
                 made_with={"settings": asdict(settings), "policy": self.policy_identity, "prm": prm.name},
                 begin=begin, hear=hear,
             )  # fmt: skip
@@ -375,7 +306,7 @@ class _Run:
             return None
         return choose_aggregator(self.recipe.search.aggregator, card_values(prm))
 
-    def _pool(self, found: Sequence[Found], name: str, n: int, scores: StepScores | None = None) -> Pool:
+    def _pool(self, found: Sequence[SearchResult], name: str, n: int, scores: StepScores | None = None) -> Pool:
         """The pool of what was found, written for `prism rerank`; `scores` replace the solutions' own."""
         flat = iter(scores or ())
         entries = []
@@ -391,7 +322,8 @@ class _Run:
         write_pool(self.job.out / "pools" / f"{file_name(_label(name, n))}.jsonl", entries)
         return Pool(tuple(entries))
 
-    def _grade(self, pool: Pool) -> GradedPool:
+    def _graded(self, found: Sequence[SearchResult], name: str, n: int) -> GradedPool:
+        pool = self._pool(found, name, n)
         with progress("judging", 2 * len(pool.solutions)) as advance:
             return grade_pool(pool, self.grader, advance)
 
@@ -408,10 +340,9 @@ class _Run:
         return chosen
 
 
+def _no_prm(_found: Mapping[str, str]) -> None:
+    pass
+
+
 def _label(prm: str, n: int) -> str:
     return f"{prm}-n{n}" if prm else f"n{n}"
-
-
-def plain_settings(recipe: SearchRecipe) -> dict[str, Any]:
-    """The resolved settings, for `metrics.json`."""
-    return asdict(recipe) | {"select": recipe.selector, "n": recipe.ns}

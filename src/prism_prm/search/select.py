@@ -8,14 +8,20 @@ The answer to a code problem is a program; programs that do the same on the publ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from prism_prm.aggregate import Choice
 from prism_prm.arrays import Bools, Floats
 from prism_prm.errors import DataError
-from prism_prm.grading.answer_judge import Judge
+from prism_prm.files import whole_file
+from prism_prm.grading.graders import Judge
+from prism_prm.search.grade_pool import GradedPool, StepScores, log_scores_of
 
 TIE = 1e-9
 """Sums of weights that differ by less than this, relatively, are equal: the order of adding must not decide a vote."""
@@ -67,7 +73,8 @@ def weighted_vote(
     weights = np.asarray(scores, dtype=np.float64)
     if not (np.isfinite(weights) & (weights >= 0)).all():
         raise DataError(f"the weights of a vote are finite and not negative; got {weights.tolist()}")
-    keys = _keys(answers, judge)
+    with contextlib.nullcontext(judge) if judge is not None else Judge() as using:
+        keys = [key.key for key in using.keys(answers)]
     index = vote(keys, weights)
     return Vote(index, None if index is None else answers[index], _totals(keys, weights))
 
@@ -84,13 +91,6 @@ def majority_vote(answers: Sequence[str | None], *, judge: Judge | None = None) 
         '12'
     """
     return weighted_vote(answers, [1.0] * len(answers), judge=judge)
-
-
-def _keys(answers: Sequence[str | None], judge: Judge | None) -> list[str | None]:
-    if judge is not None:
-        return [key.key for key in judge.keys(answers)]
-    with Judge() as own:
-        return [key.key for key in own.keys(answers)]
 
 
 def _totals(keys: Sequence[str | None], weights: Floats) -> dict[str, float]:
@@ -149,3 +149,83 @@ SELECTORS: dict[str, Selector] = {
     ),
 }
 """How a set of solutions becomes one: the index of a solution, or None."""
+
+
+RULES = {"majority": "majority", "best-of-n": "argmax", "weighted": "weighted", "public-tests": "public-tests"}
+"""A method of the curves → its selector; the first needs no PRM, and the last works with and without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What one rule selects from all solutions of one problem."""
+
+    problem_id: int
+    """Ordinal of the problem in the pool."""
+    name: str
+    problem: str
+    rule: str
+    """majority, best-of-n, weighted or public-tests."""
+    prm: str
+    """Whose scores; "" where none are needed."""
+    aggregator: str
+    num_solutions: int
+    """How many there were to select from."""
+    solution: int | None
+    """Place of the selected one among them; None where there is none, or where none of them votes."""
+    steps: tuple[str, ...]
+    answer: str | None
+    score: float | None
+    """The PRM's score of the selected solution; None without a PRM, or if it gave none."""
+    share: float | None
+    """The share of all votes that this answer got; None for Best-of-n and public-tests, and if nobody votes."""
+    correct: bool | None
+    """None without a reference answer."""
+
+
+def select_solutions(
+    graded: GradedPool, scores: Mapping[str, StepScores], aggregators: Mapping[str, Choice[str]]
+) -> tuple[Selection, ...]:
+    """For each problem, the selection of the majority, then of Best-of-n and the weighted vote with each PRM.
+
+    Where programs have public tests, also those that pass them: without a PRM the first, and with it the best-scored.
+    """
+    log_scores = {prm: log_scores_of(steps, aggregators[prm].value) for prm, steps in scores.items()}
+    ends = np.cumsum([len(grades) for grades in graded.grades])
+    found: list[Selection] = []
+    for problem, grades in enumerate(graded.grades):
+        here = slice(ends[problem] - len(grades), ends[problem])
+        tested = ["public-tests"] * graded.has_tests
+        nothing: StepScores = [None] * len(grades)
+        for rule in ("majority", *tested):
+            found += [_select(graded, problem, rule, "", "", np.zeros(len(grades)), nothing)]
+        for prm, values in log_scores.items():
+            for rule in ("best-of-n", "weighted", *tested):
+                how = aggregators[prm].value
+                found.append(_select(graded, problem, rule, prm, how, values[here], scores[prm][here]))
+    return tuple(found)
+
+
+def _select(
+    graded: GradedPool, problem: int, rule: str, prm: str, how: str, log_scores_N: Floats, steps_N: StepScores
+) -> Selection:
+    entry, grades = graded.pool.problems[problem], graded.grades[problem]
+    keys = [None if grade.group < 0 else str(grade.group) for grade in grades]
+    passed = graded.passed(problem) if graded.has_tests else None
+    chosen = SELECTORS[RULES[rule]](Candidates(keys, log_scores_N, passed))
+    about = (problem, entry.problem.name, entry.problem.text, rule, prm, how, len(grades), chosen)
+    if chosen is None:
+        return Selection(*about, (), None, None, None, None)
+    grade = grades[chosen]
+    score = None if steps_N[chosen] is None else float(np.exp(log_scores_N[chosen]))
+    share = None
+    if rule in ("majority", "weighted"):
+        weights_N = relative_weights(log_scores_N)
+        total = float(weights_N[[key is not None for key in keys]].sum())
+        share = float(weights_N[[key == keys[chosen] for key in keys]].sum()) / total if total > 0 else None
+    return Selection(*about, entry.solutions[chosen].steps, grade.answer, score, share, grade.correct)
+
+
+def write_selected(path: str | Path, selections: Sequence[Selection]) -> None:
+    """A line per problem and rule, whole or not at all."""
+    with whole_file(path) as aside, aside.open("wb") as file:
+        file.writelines(msgspec.json.encode(selection) + b"\n" for selection in selections)

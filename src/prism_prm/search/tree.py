@@ -13,26 +13,13 @@ from prism_prm.data.pools import Solution
 from prism_prm.steps import ends_in_code, trimmed
 
 
-@dataclass(slots=True)
-class Spent:
-    """The one budget of all methods."""
-
-    policy_tokens: int = 0
-    """Written by the policy, for beams that were dropped and lookaheads too."""
-    prm_tokens: int = 0
-    """Through the PRM; kept key/values are not counted again."""
-
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(self.policy_tokens + other.policy_tokens, self.prm_tokens + other.prm_tokens)
-
-
 @dataclass(eq=False, slots=True)
 class SearchNode:
     """A step, or the problem itself (the root). A path from the root is a partial solution."""
 
     parent: SearchNode | None
     path: tuple[int, ...]
-    """Child numbers from the root to here: names the noise the step was sampled with."""
+    """Child numbers from the root to here: names the random numbers it was sampled with."""
     written: Written
     text: str
     """All that was written up to here, the prompt included."""
@@ -71,19 +58,11 @@ class SearchNode:
             node = node.parent
         return found[::-1]
 
-    def steps(self) -> list[str]:
-        """Their texts."""
-        return [node.step for node in self.nodes()]
-
     def probabilities(self) -> list[float] | None:
         """P(right) of every step, or None where the PRM has not scored all of them."""
         values = [node.probability for node in self.nodes()]
         known = [value for value in values if value is not None and not math.isnan(value)]
         return known if known and len(known) == len(values) else None
-
-    def all_log_odds(self) -> tuple[tuple[float, ...], ...] | None:
-        """The log-odds of every step, or None where the PRM has not scored all of them."""
-        return None if self.probabilities() is None else tuple(node.log_odds for node in self.nodes())
 
     def log_score(self, how: str) -> float:
         """The log of the path's score by an aggregator; −inf without one."""
@@ -130,34 +109,28 @@ class FoundSolution:
     log_odds: tuple[tuple[float, ...], ...] | None = None
     """The PRM's named log-odds of each step, for the score store."""
 
+    @classmethod
+    def of(cls, leaf: SearchNode) -> FoundSolution:
+        """The solution that ends at a node."""
+        nodes, scores = leaf.nodes(), leaf.probabilities()
+        return cls(
+            tuple(node.step for node in nodes), None if scores is None else tuple(scores), leaf.num_tokens,
+            leaf.written.ending == "end", leaf.log_likelihood,
+            None if scores is None else tuple(node.log_odds for node in nodes),
+        )  # fmt: skip
+
     def in_pool(self) -> Solution:
         """As a pool holds it."""
         return Solution(self.steps, "\n\n".join(self.steps), scores=self.scores, tokens=self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """All that a search found for one problem."""
 
     problem: int
     solutions: tuple[FoundSolution, ...]
     policy_tokens: int
+    """Written by the policy, for beams that were dropped and lookaheads too."""
     prm_tokens: int
-
-
-def found(problem: int, nodes: Sequence[SearchNode], spent: Spent) -> Found:
-    """The record of a problem's solutions, in their order."""
-    solutions = []
-    for node in nodes:
-        scores = node.probabilities()
-        solutions.append(
-            FoundSolution(
-                tuple(node.steps()),
-                None if scores is None else tuple(scores),
-                node.num_tokens,
-                node.written.ending == "end",
-                node.log_likelihood,
-                node.all_log_odds(),
-            )
-        )
-    return Found(problem, tuple(solutions), spent.policy_tokens, spent.prm_tokens)
+    """Through the PRM; kept key/values are not counted again."""

@@ -21,8 +21,7 @@ from prism_prm.metrics import threshold_for_tpr
 from prism_prm.report import NO_DATA, percent
 from prism_prm.rl.looks import PROXY
 from prism_prm.search.curves import Curve, best_of, compute_curves
-from prism_prm.search.grade_pool import GradedPool, grade_pool
-from prism_prm.search.step_scores import StepScores
+from prism_prm.search.grade_pool import GradedPool, StepScores, grade_pool
 from prism_prm.stats import Interval, over_seeds
 
 TPR = 0.9

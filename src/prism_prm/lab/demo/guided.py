@@ -13,9 +13,9 @@ from prism_prm.data.pools import read_pool
 from prism_prm.lab.world.oracle import solved
 from prism_prm.lab.world.problems import Problem
 from prism_prm.scorer import Scorer
-from prism_prm.search.engine import Engine
+from prism_prm.search.engine import SearchEngine
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.tree import Found, FoundSolution
+from prism_prm.search.tree import FoundSolution, SearchResult
 
 
 def settings_for(n: int, aggregator: str, temperature: float, seed: int) -> SearchSettings:
@@ -38,8 +38,8 @@ def guided_search(
     outcome = [False] * len(problems)
     with contextlib.closing(open_policy(f"hf:{policy}")) as who:
         scorer = load_prm(prm, device="cpu", on_too_long="skip") if isinstance(prm, Path) else prm
-        engine = Engine(who, scorer, settings, at_once=64)
-        for found in (event for event in engine.run(problems) if isinstance(event, Found)):
+        engine = SearchEngine(who, scorer, settings, at_once=64)
+        for found in (event for event in engine.run(problems) if isinstance(event, SearchResult)):
             if found.solutions:
                 best = max(found.solutions, key=lambda solution: _score(solution, settings.how))
                 outcome[found.problem] = solved(Problem.parse(problems[found.problem], modulus), best.steps)

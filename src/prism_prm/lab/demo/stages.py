@@ -25,8 +25,8 @@ from prism_prm.lab.world.scorer import OracleScorer
 from prism_prm.lab.world.settings import FORMAT, WorldSettings
 from prism_prm.lab.world.tokens import PRM_SETTINGS
 from prism_prm.lab.world.trees import PERTURBATIONS
+from prism_prm.search.grade_pool import StepScores, scores_by_prm
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.step_scores import StepScores, scores_by_prm
 from prism_prm.store import Request, ScoreStore
 from prism_prm.train.recipe import Recipe
 from prism_prm.train.train_prm import Run as TrainingRun

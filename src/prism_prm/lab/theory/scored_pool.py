@@ -24,8 +24,7 @@ from prism_prm.lab.theory import closed_forms
 from prism_prm.metrics import ratio
 from prism_prm.report import STYLES, Report, draw_curve, finish, percent
 from prism_prm.search.curves import best_of, default_ns
-from prism_prm.search.grade_pool import GradedPool, check_measured, grade_pool
-from prism_prm.search.step_scores import scores_in_pool, scores_in_table
+from prism_prm.search.grade_pool import GradedPool, check_measured, grade_pool, scores_in_pool, scores_in_table
 from prism_prm.stats import Interval, cluster_draws, interval, mean_interval, resampled_sums
 
 
