@@ -11,7 +11,7 @@ from prism_prm.data.tasks import TaskGrader, TaskProblem
 from prism_prm.lab.demo.reinforcement import OracleGold
 from prism_prm.lab.world.build import load_policy
 from prism_prm.lab.world.tokens import prompt_of
-from prism_prm.rl.held_out import AnswerGold, Writing, Written, problem_rows, write_solutions
+from prism_prm.rl.monitor import AnswerGold, Rollout, Writing, problem_rows, write_solutions
 
 ODD = ["", "user\n", "assistant", "1+2=3" * 500, "1\n\n" * 1000, "#### ", "\n\n#### 3"]
 """Nothing, words of the chat's frame, one endless step, a thousand tiny ones, an answer that says nothing."""
@@ -53,13 +53,13 @@ def test_what_does_not_end_is_cut(world_policy: Path) -> None:
 def test_odd_texts_are_judged(world_policy: Path) -> None:
     _, tokenizer = load_policy(world_policy)
     rows = problem_rows([TaskProblem("1+2", "3")] * len(ODD), Prompting(), tokenizer)
-    written = [Written(text, (1, 2), True) for text in ODD]
+    written = [Rollout(text, (1, 2), True) for text in ODD]
     truth = OracleGold(5)(rows, written)
     assert truth.right["answer"] == [False] * 6 + [True]
     assert truth.right["steps"] == [False] * len(ODD)
     with TaskGrader(workers=1) as grader:
-        found = AnswerGold(grader)(rows, [*written[:-1], Written("1+2=3\n\n#### 3", (1,), True)])
+        found = AnswerGold(grader)(rows, [*written[:-1], Rollout("1+2=3\n\n#### 3", (1,), True)])
         assert found.right["answer"][0] is False
         assert found.right["answer"][-1] is True
-        cut = AnswerGold(grader)(rows[:1], [Written("#### 3", (1,), False)])
+        cut = AnswerGold(grader)(rows[:1], [Rollout("#### 3", (1,), False)])
         assert (cut.right["answer"], cut.answers) == ([False], [None]), "what was cut has no answer"

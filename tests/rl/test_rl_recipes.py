@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from prism_prm.data.tasks import TASKS
-from prism_prm.rl.grpo import grpo_config
 from prism_prm.rl.recipe import read_grpo_recipe
+from prism_prm.rl.trainer import grpo_config
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "rl"
 NAMES = {

@@ -15,8 +15,8 @@ from prism_prm.data.inputs import find_sources
 from prism_prm.data.tasks import Level
 from prism_prm.errors import ConfigError
 from prism_prm.models.model_files import check_model
+from prism_prm.rl.alarm import MonitorSettings
 from prism_prm.rl.credit import find_credit
-from prism_prm.rl.looks import MonitorSettings
 
 
 @dataclass(frozen=True, slots=True)

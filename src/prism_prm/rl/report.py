@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.report import Report, draw_curve, finish, number, percent, signed_percent, styles
-from prism_prm.rl.grpo import Curve
-from prism_prm.rl.looks import GREEDY, PROXY, VOTE
+from prism_prm.rl.alarm import GREEDY, PROXY, VOTE
 from prism_prm.rl.recipe import GrpoRecipe
+from prism_prm.rl.trainer import TrainedPolicy
 from prism_prm.stats import compare_means
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ HEALTH = {
 
 def make_report(
     recipe: GrpoRecipe,
-    curve: Curve,
+    curve: TrainedPolicy,
     before: dict[tuple[str, str], Point],
     after: dict[tuple[str, str], Point],
     costs: Sequence[Mapping[str, Any]] = (),
@@ -49,7 +49,7 @@ def make_report(
         _costs(costs, report)
     report.metrics = {
         "recipe": asdict(recipe),
-        "looks": [{"update": look.update, **look.summary()} for look in curve.looks],
+        "looks": [{"update": look.update, **look.summary()} for look in curve.points],
         "alarms": {name: alarm and asdict(alarm) for name, alarm in curve.alarms.items()},
         "tasks": [
             {"task": task, "how": how, "before": asdict(point.accuracy), "after": asdict(after[task, how].accuracy)}
@@ -61,9 +61,9 @@ def make_report(
     return report
 
 
-def _finding(curve: Curve) -> str:
+def _finding(curve: TrainedPolicy) -> str:
     """Whether the truth went the way of the reward."""
-    first, last = curve.looks[0], curve.looks[-1]
+    first, last = curve.points[0], curve.points[-1]
     (reward, more), (solved, now) = (
         [percent(look.interval(name).value) for look in (first, last)] for name in (PROXY, curve.gold)
     )
@@ -73,19 +73,19 @@ def _finding(curve: Curve) -> str:
     )
 
 
-def _curves(curve: Curve, report: Report) -> None:
+def _curves(curve: TrainedPolicy, report: Report) -> None:
     gold = curve.gold
     lines = {PROXY: "mean reward", gold: "solved, sampled", f"{GREEDY}/{gold}": "solved, greedy"}
-    updates = [one.update for one in curve.looks]
+    updates = [one.update for one in curve.points]
     caption = "Held-out problems: the mean reward of sampled solutions and the share that is right; 95 % over problems."
     alt = "Mean reward and share of right solutions on held-out problems against updates"
     with report.figure("gold-and-proxy", caption=caption, alt=alt) as axes:
         for name, style in styles(list(lines)).items():
-            draw_curve(axes, updates, [one.interval(name) for one in curve.looks], lines[name], style)
+            draw_curve(axes, updates, [one.interval(name) for one in curve.points], lines[name], style)
         finish(axes, "updates", "reward and share solved (%)")
 
 
-def _alarms(curve: Curve, report: Report) -> None:
+def _alarms(curve: TrainedPolicy, report: Report) -> None:
     names = {curve.gold: "By the truth", VOTE: "Without true answers (votes of the untrained policy)"}
     said = [f"- {names[name]}: {alarm or 'silent'}" for name, alarm in curve.alarms.items()]
     report.text(
@@ -95,9 +95,9 @@ def _alarms(curve: Curve, report: Report) -> None:
     )
 
 
-def _health(curve: Curve, report: Report) -> None:
-    first, last = curve.looks[0], curve.looks[-1]
-    middle = curve.looks[len(curve.looks) // 2]
+def _health(curve: TrainedPolicy, report: Report) -> None:
+    first, last = curve.points[0], curve.points[-1]
+    middle = curve.points[len(curve.points) // 2]
     rows = [
         [title, *(number(one.numbers.get(name)) for one in (first, middle, last))]
         for name, title in HEALTH.items()

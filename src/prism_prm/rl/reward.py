@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +23,121 @@ from prism_prm.aggregate import card_values, check_aggregator, choose_aggregator
 from prism_prm.arrays import Floats
 from prism_prm.backends.open_critic import critic_settings, is_critic
 from prism_prm.data.tasks import Grader, Level, TaskGrader, TaskProblem
-from prism_prm.errors import ConfigError
-from prism_prm.rl.completions import problem_text, reply_text
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.rl.credit import clip as clipped
 from prism_prm.rl.credit import delta as differences
-from prism_prm.rl.packed import score_solutions
-from prism_prm.scorer import Scorer
+from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.steps import STOP, cut_steps
+from prism_prm.tree import ROOT, Step, StepTree
 
 log = logging.getLogger(__name__)
+
+
+class _Growing:
+    """The tree of one problem's solutions."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        self.nodes: dict[tuple[int, str], int] = {}
+
+    def add(self, steps: Sequence[str]) -> list[int]:
+        """The nodes of a solution's steps; those of a beginning that was there before are shared."""
+        path, before = [], ROOT
+        for step in steps:
+            before = self.nodes.setdefault((before, step), len(self.nodes))
+            path.append(before)
+        return path
+
+    def tree(self, tree_id: int) -> StepTree:
+        steps = tuple(Step(text) for _, text in self.nodes)
+        return StepTree(tree_id, self.problem, steps, tuple(parent for parent, _ in self.nodes), ())
+
+
+def score_solutions(scorer: Scorer, problems: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Floats]:
+    """P(right) of each step of each solution; NaN where the scorer cannot read a step, or it is too long.
+
+    A step that cannot be read is left out, and those after it are read after the steps before it. A scorer that is
+    `by_sample` may score equal solutions differently: each is a tree of its own.
+    """
+    by_sample = scorer.by_sample
+    owners = [(problem, i if by_sample else 0) for i, problem in enumerate(problems)]
+    trees: dict[tuple[str, int], _Growing] = {}
+    paths: list[list[int]] = []
+    read: list[list[int]] = []  # for each solution the numbers of the steps that can be read
+    for owner, steps in zip(owners, solutions, strict=True):
+        problem, _ = owner
+        readable = _readable(scorer, problem, steps)
+        read.append(readable)
+        paths.append(trees.setdefault(owner, _Growing(problem)).add([steps[k] for k in readable]))
+    packed = {owner: own.tree(i) for i, (owner, own) in enumerate(trees.items()) if own.nodes}
+    scores = dict(zip(packed, _score(scorer, list(packed.values())), strict=True))
+    found = []
+    for owner, steps, numbers, path in zip(owners, solutions, read, paths, strict=True):
+        own = np.full(len(steps), np.nan)
+        if path:
+            own[numbers] = scores[owner].probability[path]
+        found.append(own)
+    return found
+
+
+def _readable(scorer: Scorer, problem: str, steps: Sequence[str]) -> list[int]:
+    """The numbers of the steps that have a place in the layout, up to where the context ends."""
+    numbers: list[int] = []
+    for k, step in enumerate(steps):
+        if scorer.can_score(step, len(numbers)):
+            numbers.append(k)
+    if scorer.on_too_long == "skip":  # it says so itself, by NaN
+        return numbers
+
+    def size(count: int) -> int:
+        return scorer.count_tokens(StepTree.chain(problem, [steps[k] for k in numbers[:count]]))
+
+    if size(len(numbers)) <= scorer.context:
+        return numbers
+    if scorer.on_too_long == "drop-left-steps":  # only what is too long by itself is lost
+        return [k for k in numbers if scorer.count_tokens(StepTree.chain(problem, [steps[k]])) <= scorer.context]
+    return numbers[: max(0, bisect_right(range(len(numbers) + 1), scorer.context, key=size) - 1)]
+
+
+def _score(scorer: Scorer, trees: list[StepTree]) -> list[TreeScores]:
+    """The trees' scores; where a scorer refuses one of them, that one has none."""
+    try:
+        return scorer.score_trees(trees)
+    except DataError as error:
+        log.warning("a tree of steps was refused, and the trees of this batch are scored one by one: %s", error)
+        return [_score_alone(scorer, tree) for tree in trees]
+
+
+def _score_alone(scorer: Scorer, tree: StepTree) -> TreeScores:
+    try:
+        return scorer.score_trees([tree])[0]
+    except DataError:
+        return TreeScores(scorer.outputs, np.full((len(tree.nodes), len(scorer.outputs)), np.nan))
+
+
+def problem_text(prompt: Any) -> str:
+    """The problem in a prompt: its last user turn, or the text that it is."""
+    if isinstance(prompt, str):
+        return prompt.strip()
+    turns = [turn for turn in prompt if turn.get("role") == "user"] or list(prompt)
+    return _content(turns[-1]).strip() if turns else ""
+
+
+def reply_text(completion: Any) -> str:
+    """What the policy wrote in a completion: all its turns, or the text that it is."""
+    if isinstance(completion, str):
+        return completion
+    return "".join(_content(turn) for turn in completion if turn.get("role", "assistant") == "assistant")
+
+
+def _content(turn: Mapping[str, Any]) -> str:
+    """A turn's text; turns that only call tools have none, others are lists of parts."""
+    content = turn.get("content") or ""
+    if isinstance(content, str):
+        return content
+    parts: Sequence[Mapping[str, Any]] = content
+    return "".join(str(part.get("text") or "") for part in parts)
+
 
 STATED = ("boxed", "####", "answer is")
 """Ways to state a final answer. A number that stands somewhere near the end states nothing: a policy would soon write
@@ -336,3 +445,56 @@ def summary(judged: Sequence[Judged], threshold: float = 0.5) -> dict[str, float
         "right_steps": sum(p > threshold for one in judged for p in one.probabilities) / max(1, steps),
         "steps": steps / count,
     }
+
+
+def _yes(text: str) -> bool:
+    if text.lower() not in ("1", "0", "true", "false", "yes", "no"):
+        raise ValueError(f"{text!r} is not 1 or 0")
+    return text.lower() in ("1", "true", "yes")
+
+
+OPTIONS: dict[str, Callable[[str], Any]] = {
+    "prm": str, "aggregator": str, "gate": _yes, "verifiable": float, "clip": float, "stop": str,
+}  # fmt: skip
+"""Options of `PRMReward` that can be set from outside → how their text is read."""
+PREFIX = "PRISM_RL_"
+"""`PRISM_RL_PRM`, `PRISM_RL_AGGREGATOR`, … are the environment's names for them."""
+END = f"{PREFIX}EOS"
+"""The text that ends a completion, such as `<|im_end|>`, where a framework leaves it in."""
+
+
+def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
+    """The reward that the options and, where they say nothing, the environment ask for; the same one for the same."""
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    unknown = sorted(set(given) - set(OPTIONS))
+    if unknown:
+        raise ConfigError(f"Unknown options {unknown} of the reward. Known: {', '.join(OPTIONS)}.")
+    for name in OPTIONS:
+        if name not in given and (text := os.environ.get(PREFIX + name.upper())):
+            given[name] = text
+    if "prm" not in given:
+        raise ConfigError(f"No PRM is named; set {PREFIX}PRM to the folder or hub id of one.")
+    return _make_reward(**{name: _read(name, value) for name, value in given.items()})
+
+
+def without_end(text: str) -> tuple[str, bool]:
+    """A completion without the text that ends it, and whether it was cut off; without such a text nobody can tell."""
+    end = os.environ.get(END)
+    if not end:
+        return text, False
+    there = text.rstrip().endswith(end)
+    return (text.rstrip().removesuffix(end), False) if there else (text, True)
+
+
+def _read(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return OPTIONS[name](value)
+    except ValueError as error:
+        raise ConfigError(f"{PREFIX}{name.upper()}: {error}") from None
+
+
+@lru_cache
+def _make_reward(**options: Any) -> PRMReward:
+    return PRMReward(**options)

@@ -19,17 +19,17 @@ from prism_prm.grading.graders import unguarded
 from prism_prm.job import Job, content_key
 from prism_prm.models.model_files import load_tokenizer, local_folder
 from prism_prm.paths import file_name
-from prism_prm.rl.grpo import Curve, check_installed, grpo_config, train_with_reward
-from prism_prm.rl.held_out import AnswerGold, problem_rows
+from prism_prm.rl.monitor import AnswerGold, problem_rows
 from prism_prm.rl.recipe import GrpoRecipe, read_grpo_recipe
 from prism_prm.rl.report import make_report
 from prism_prm.rl.reward import PRMReward
+from prism_prm.rl.trainer import TrainedPolicy, check_installed, grpo_config, train_with_reward
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.search_recipe import SearchRecipe
 from prism_prm.search.search_task import Point, search_task
 
 if TYPE_CHECKING:
-    from prism_prm.rl.monitors import Reward
+    from prism_prm.rl.monitor import Reward
 
 COSTS = "critic-costs-{}.jsonl"
 """In the run's folder, one file per process: what a critic has cost, a line each time the command ran."""
@@ -42,7 +42,7 @@ def train_policy(
     out: str | Path,
     *,
     assignments: Sequence[str] = (),
-) -> Curve:
+) -> TrainedPolicy:
     """Train a policy by GRPO with a PRM's scores as its reward; returns its curve on held-out problems.
 
     It also solves the tasks of the evaluation before and after. Repeat a stopped call to resume from the last
@@ -56,7 +56,7 @@ def train_policy(
 
     Example:
         >>> curve = train_policy("grpo.toml", "trained", assignments=["trainer.max_steps=1"])
-        >>> [look.update for look in curve.looks]
+        >>> [look.update for look in curve.points]
         [0, 1]
         >>> policy = open_policy("hf:trained/policy")
     """

@@ -7,9 +7,16 @@ on is checked when a trainer is made (`check_trl`).
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
-from collections.abc import Sequence
+import json
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +24,16 @@ import torch
 from torch import Tensor
 
 from prism_prm.arrays import Floats
+from prism_prm.console import progress
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
+from prism_prm.files import write_text, writing
+from prism_prm.job import content_key, refuse_changes
+from prism_prm.models.load_lm import hash_tensors, language_model, plain_config, quiet_transformers
+from prism_prm.models.model_files import local_folder, tokenizer_text
+from prism_prm.rl.alarm import POINTS, VOTE, Alarm, EvalPoint, MonitorSettings, first_alarm, gold_of, read_points
 from prism_prm.rl.credit import STEPS_ONLY, Graded, find_credit, standardise
+from prism_prm.rl.monitor import Gold, Monitor, Reward, Row
 from prism_prm.rl.reward import AsyncPRMReward, Judged, PRMReward
-from prism_prm.rl.spans import TokenSpans
 
 try:
     import trl
@@ -28,6 +41,74 @@ try:
     from trl import GRPOTrainer
 except ImportError as error:
     raise MissingExtraError("TRL 1.16 or later", "rl") from error
+
+
+_UNFINISHED = "�"
+"""What decoders write for bytes that are not yet a whole character."""
+_LONGEST = 8
+"""More tokens than this are not an incomplete character, but invalid bytes."""
+
+
+class TokenSpans:
+    """Gives each token of a completion to the step in which its first character stands.
+
+    A separator belongs to the step before it, so a token such as `.\\n\\n` does too, and so does one that holds the
+    separator's end and the next step's beginning: a search would have ended the step with it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._pieces: dict[int, str] = {}
+
+    def owners(self, ids: Sequence[int], steps: Sequence[str]) -> list[int]:
+        """For each token the number of its step; what stands before the first step is the first step's.
+
+        `steps` are texts that the decoded completion holds in this order; in place of one that it does not hold stands
+        whatever it has there.
+        """
+        text = self._decode(ids)
+        begins, at = [], 0
+        for step in steps:
+            found = text.find(step, at)
+            begins.append(max(found, at))
+            at = at if found < 0 else found + len(step)
+        return [max(0, bisect_right(begins, start) - 1) for start in self.starts(ids)]
+
+    def starts(self, ids: Sequence[int]) -> list[int]:
+        """Where in the decoded text the first character of each token stands."""
+        whole = self._decode(ids)
+        pieces = [self._piece(token) for token in ids]
+        # Most texts are their tokens' texts, one after the other, maybe without a space at the very beginning.
+        joined = "".join(pieces)
+        missing = len(joined) - len(whole)
+        if missing in (0, 1) and joined.endswith(whole) and joined[:missing].isspace() == bool(missing):
+            ends = list(accumulate(map(len, pieces), initial=0))
+            return [max(0, end - missing) for end in ends[:-1]]
+        return self._streamed(ids)
+
+    def _streamed(self, ids: Sequence[int]) -> list[int]:
+        """The same where characters are spread over tokens: what each token adds to the text of a few before it."""
+        starts, length = [], 0
+        before = read = 0
+        for i in range(len(ids)):
+            starts.append(length)
+            known, more = self._decode(ids[before:read]), self._decode(ids[before : i + 1])
+            if len(more) > len(known) and (not more.endswith(_UNFINISHED) or i + 1 - read > _LONGEST):
+                length += len(more) - len(known)
+                before, read = read, i + 1
+        return starts
+
+    def _piece(self, token: int) -> str:
+        """The text of a token within a text; some decoders drop the space at the beginning of one."""
+        if token not in self._pieces:
+            twice, once = self._decode([token, token]), self._decode([token])
+            self._pieces[token] = twice[len(once) :]
+        return self._pieces[token]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
 
 OVERRIDDEN = {
     "_generate_and_score_completions": ("self", "inputs"),
@@ -150,3 +231,197 @@ def _only_prm_reward(functions: Sequence[Any], weights: Sequence[float]) -> tupl
             "takes any number and gives one advantage per completion."
         )
     return found[0]
+
+
+RUN, POLICY, CHECKPOINTS, LOG = "run.json", "policy", "checkpoints", "log.json"
+FREE = (
+    "monitor.stop_on_alarm", "trainer.report_to", "trainer.logging_steps", "trainer.save_steps",
+    "trainer.save_strategy", "trainer.save_total_limit", "trainer.disable_tqdm", "trainer.use_cpu",
+    "trainer.dataloader_num_workers", "trainer.log_completions", "trainer.run_name", "trainer.gradient_checkpointing",
+)  # fmt: skip
+"""Settings that change no update, and so may differ when a run is resumed."""
+
+
+@dataclass(frozen=True)
+class TrainedPolicy:
+    """A policy's training run: looks, alarms, and where it is."""
+
+    looks: list[EvalPoint]
+    """From before the first update to after the last."""
+    policy: Path
+    """The trained policy, as transformers saves it."""
+    log: list[dict[str, Any]]
+    """What TRL logged."""
+
+    @property
+    def gold(self) -> str:
+        """The measure of truth that the alarm goes by."""
+        return gold_of(self.points[0])
+
+    @property
+    def alarms(self) -> dict[str, Alarm | None]:
+        """The first alarm by the gold, and by the votes of the untrained policy; None where there was none."""
+        return {name: first_alarm(self.points, name) for name in (self.gold, VOTE)}
+
+
+def train_with_reward(
+    policy: str | Path,
+    reward: Reward,
+    *,
+    train: Sequence[Row],
+    held_out: Sequence[Row],
+    gold: Gold,
+    out: str | Path,
+    trainer: Mapping[str, Any],
+    credit: str = "outcome",
+    monitor: MonitorSettings | None = None,
+    identity: str = "",
+    begin: Callable[[], None] = lambda: None,
+) -> TrainedPolicy:
+    """Train a policy by GRPO; a stopped run resumes from TRL's last checkpoint, and a finished one is read.
+
+    Args:
+        policy: folder or hub id of a causal language model.
+        reward: what TRL calls; for other credit than `outcome` it must be a `PRMReward`.
+        train: the problems to train on.
+        held_out: problems to watch the policy on; they are in no update.
+        gold: who says what is true of their solutions.
+        out: folder for checkpoints, looks and the trained policy.
+        trainer: settings of TRL's `GRPOConfig`, passed on as they are.
+        credit: how the steps of a group share what it earned.
+        monitor: how often and how closely to look.
+        identity: names what decides the reward: a folder whose reward had another one is refused.
+        begin: called before the training, once the folder is known to fit these settings.
+    """
+    check_installed()
+    out, monitor = Path(out), monitor or MonitorSettings()
+    model, tokenizer = language_model(local_folder(str(policy)), torch.float32)
+    texts = json.dumps(plain_config(model.config), sort_keys=True, default=str), tokenizer_text(tokenizer)
+    made_with = {
+        "policy": hash_tensors(texts, model.state_dict().items()), "reward": identity, "credit": credit,
+        "train": content_key([dict(row) for row in train]), "held_out": content_key([dict(row) for row in held_out]),
+        "trainer": dict(trainer), "monitor": dataclasses.asdict(monitor),
+    }  # fmt: skip
+    before = _read_run(out)
+    refuse_changes(out, before.get("made_with", made_with), made_with, free=FREE)
+    begin()
+    if not before.get("finished"):
+        settings = grpo_config(trainer, out / CHECKPOINTS)
+        start = copy.deepcopy(model) if monitor.kl else None
+        watching = Monitor(held_out, reward, gold, out, monitor, start=start)
+        with quiet_transformers("trl", "accelerate"):
+            grpo = _trainer(model, tokenizer, reward, settings, train, credit)
+            watching.attach(grpo)
+            if grpo.accelerator.is_main_process:
+                write_text(out / RUN, json.dumps({"made_with": made_with}, indent=2) + "\n")
+            _train(grpo, out)
+        if grpo.accelerator.is_main_process:
+            write_text(out / LOG, json.dumps(grpo.state.log_history) + "\n")
+            write_text(out / RUN, json.dumps({"made_with": made_with, "finished": True}, indent=2) + "\n")
+            shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+        grpo.accelerator.wait_for_everyone()
+    return read_trained_policy(out)
+
+
+def is_finished(out: Path) -> bool:
+    """Whether a policy was trained there to its end."""
+    return bool(_read_run(out).get("finished"))
+
+
+def read_trained_policy(out: Path) -> TrainedPolicy:
+    """The curve of a trained policy."""
+    return TrainedPolicy(read_points(out / POINTS), out / POLICY, json.loads((out / LOG).read_text(encoding="utf-8")))
+
+
+def check_installed() -> None:
+    """Whether TRL is there."""
+    try:
+        import trl  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("trl", "rl") from None
+
+
+def grpo_config(settings: Mapping[str, Any], folder: Path) -> Any:
+    """TRL's `GRPOConfig`; what is not given and would not work or only be noise on this machine is settled here."""
+    from trl import GRPOConfig
+
+    known = {field.name for field in dataclasses.fields(GRPOConfig)} - {"output_dir"}
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise ConfigError(f"Unknown keys {unknown} in [trainer]. Known: the settings of trl.GRPOConfig.")
+    here: dict[str, Any] = {"report_to": "none", "logging_steps": 1, "save_total_limit": 2}
+    if not torch.accelerator.is_available():
+        here |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    try:
+        return GRPOConfig(**{**here, **settings}, output_dir=str(folder))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"TRL refuses [trainer]: {error}") from error
+
+
+def _trainer(model: Any, tokenizer: Any, reward: Reward, settings: Any, train: Sequence[Row], credit: str) -> Any:
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+    from trl import GRPOTrainer
+
+    from prism_prm.rl.reward import PRMReward
+
+    tokenizer.padding_side = "left"
+    options = {
+        "model": model, "reward_funcs": [reward], "args": settings, "processing_class": tokenizer,
+        "train_dataset": Dataset.from_list([dict(row) for row in train]),
+    }  # fmt: skip
+    try:
+        knows_steps = isinstance(reward, PRMReward)
+        trainer = StepGRPOTrainer(**options, credit=credit) if knows_steps else GRPOTrainer(**options)
+    except ValueError as error:
+        raise ConfigError(f"TRL refuses this run: {error}") from error
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    return trainer
+
+
+def _train(grpo: Any, out: Path) -> None:
+    """Train from the last whole checkpoint on, and save the policy."""
+    from transformers import TrainerCallback
+
+    class Progress(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            advance(state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            advance(1)
+
+    checkpoints = Path(grpo.args.output_dir)
+    checkpoint = _last_checkpoint(checkpoints)
+    grpo.accelerator.wait_for_everyone()
+    total = grpo.args.max_steps if grpo.args.max_steps > 0 else None
+    try:
+        with writing(checkpoints), progress("training the policy", total) as advance:
+            grpo.add_callback(Progress())
+            grpo.train(resume_from_checkpoint=checkpoint)
+    finally:
+        if grpo.accelerator.is_main_process:
+            for path in set(checkpoints.glob("checkpoint-*")).difference(_whole_checkpoints(checkpoints)):
+                shutil.rmtree(path)
+    with writing(out / POLICY):
+        grpo.save_model(str(out / POLICY))
+
+
+def _last_checkpoint(folder: Path) -> str | None:
+    found = _whole_checkpoints(folder)
+    return str(max(found, key=lambda path: int(path.name.rpartition("-")[2]))) if found else None
+
+
+def _whole_checkpoints(folder: Path) -> list[Path]:
+    """Those that were written to their end: the trainer's state is their last file."""
+    return [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
+
+
+def _read_run(out: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((out / RUN).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise PrismError(f"{out / RUN}: not a JSON record ({error}); remove it to start again.") from error
+    return found

@@ -20,8 +20,7 @@ from prism_prm.evaluate.report import steps_file
 from prism_prm.evaluate.scores import judgement
 from prism_prm.file_types import read_json, reading_parquet
 from prism_prm.paths import nearest
-from prism_prm.rl.looks import GREEDY, LOOKS, PROXY, VOTE, first_alarm, gold_of, read_looks
-from prism_prm.rl.samples import SAMPLES, read_samples
+from prism_prm.rl.alarm import GREEDY, POINTS, PROXY, SAMPLES, VOTE, first_alarm, gold_of, read_points, read_samples
 from prism_prm.serve.page_document import Document, Place, Results
 from prism_prm.serve.page_searches import reranked_documents, search_documents
 
@@ -239,15 +238,15 @@ def _scored(tables: list[Place], results: Results) -> dict[str, Any]:
 
 def run_documents(place: Place, _results: Results) -> list[Document] | None:
     """The run of a folder of `prism grpo`, which may still be running."""
-    looks = place.path / LOOKS
+    looks = place.path / POINTS
     if not looks.is_file():
         return None
     return [Document("grpo", place.name, partial(_run, place.path), (looks, place.path / SAMPLES))]
 
 
 def _run(folder: Path) -> dict[str, Any]:
-    with reading_parquet(folder / LOOKS, "run `prism grpo` again"):
-        looks = read_looks(folder / LOOKS)
+    with reading_parquet(folder / POINTS, "run `prism grpo` again"):
+        looks = read_points(folder / POINTS)
     gold = gold_of(looks[0])
     lines = []
     for name, title in {PROXY: "mean reward", gold: "solved, sampled", f"{GREEDY}/{gold}": "solved, greedy"}.items():
@@ -267,7 +266,7 @@ def _run(folder: Path) -> dict[str, Any]:
             for name, alarm in alarms.items()
         ],
         "problems": samples.problems,
-        "samples": samples.looks,
+        "samples": samples.points,
     }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.models.lower_cache import LowerCache
 from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import EncodedTree, Layout, PackedBatch, Row, encode_tree, merge_rows, pack, read_index
-from prism_prm.train.settings import Packing
+from prism_prm.train.recipe import Packing
 
 
 def plan_updates(trees_P: NDArray[np.integer], *, per_update: int, per_tree: int, seed: tuple[int, ...]) -> list[Ints]:

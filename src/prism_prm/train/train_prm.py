@@ -16,9 +16,9 @@ import torch
 from prism_prm.backends.load_prm import init_prm
 from prism_prm.config import to_toml
 from prism_prm.console import progress, say, silent_unless
-from prism_prm.curriculum import Binned
+from prism_prm.curriculum import Binned, assign
 from prism_prm.data.pair_examples import Examples, Split
-from prism_prm.errors import ConfigError, PrismError
+from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.files import write_text
 from prism_prm.job import Job, refuse_changes, stoppable
 from prism_prm.models.card import RUN_FILE, is_whole, read_run, set_threshold
@@ -26,18 +26,9 @@ from prism_prm.models.lower_cache import CacheSettings
 from prism_prm.models.prm import PRM
 from prism_prm.models.whole_trees import pair_cost
 from prism_prm.store import ScoreStore, Share
-from prism_prm.train.batches import RowLimits, batch_maker
-from prism_prm.train.data import (
-    TRAIN,
-    check_inputs,
-    data_folder,
-    examples_that_fit,
-    make_data,
-    needs_margins,
-    rounds_of,
-)
+from prism_prm.train.batches import RowLimits, batch_maker, too_long
 from prism_prm.train.log import RunLog, check_reporters
-from prism_prm.train.loop import Round
+from prism_prm.train.loop import TrainingRound
 from prism_prm.train.margins import fill_cache, histogram, margins_of, score_examples, write_margins
 from prism_prm.train.model import count, is_to_shard, prepare, release_memory, save_trained, spread
 from prism_prm.train.recipe import Recipe, load_recipe
@@ -45,6 +36,87 @@ from prism_prm.train.validation import Validation, best_round
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+    from prism_prm.arrays import Floats
+    from prism_prm.train.recipe import DataSettings
+
+
+TRAIN = "train"
+DATA = "data"
+
+
+def data_folder(recipe: Recipe, run: Path) -> Path:
+    """Where the run's trees and pairs are."""
+    return Path(recipe.data.folder) if recipe.data.folder else run / DATA
+
+
+def make_data(recipe: Recipe, job: Job) -> None:
+    """Make the run's trees and pairs from the recipe's inputs, unless they were made from just these before."""
+    from prism_prm.data.build_pairs import PairRecipe, build_pairs
+    from prism_prm.data.reader import Reader
+    from prism_prm.data.same_problem import Exclusions, Splits
+
+    settings = recipe.data
+    if settings.folder:
+        return
+
+    def make(folder: Path) -> None:
+        reader = Reader(settings.inputs, format=settings.format, options=settings.read)
+        exclusions = Exclusions.read(settings.exclude) if settings.exclude else None
+        splits = Splits(settings.split, settings.pairs.seed)
+        build_pairs(reader, folder, PairRecipe(settings.pairs, splits, exclusions))
+
+    job.folder(DATA, make, settings=settings, files=_hashes(settings))
+
+
+def check_inputs(recipe: Recipe, job: Job) -> None:
+    """Refuse inputs that are not those which the run's data were made from; inputs that are gone are not others."""
+    made_from = job.made_from(DATA)
+    if recipe.data.folder or made_from is None:
+        return
+    before = made_from["files"]
+    try:
+        now = _hashes(recipe.data)
+    except DataError:
+        return
+    if changed := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
+        raise PrismError(
+            f"{job.out}: {', '.join(changed)} changed since this run read it. Name another --out to train on it, or "
+            "remove the folder to start again."
+        )
+
+
+def _hashes(settings: DataSettings) -> dict[str, str | None]:
+    """The files and datasets that data are made from, and the hash of each; None for a dataset of the hub."""
+    from prism_prm.data.inputs import find_sources
+
+    return {source.name: source.sha256() for source in find_sources([*settings.inputs, *settings.exclude])}
+
+
+def examples_that_fit(split: Split, recipe: Recipe, prm: PRM) -> tuple[Examples, np.ndarray, dict[str, int]]:
+    """The examples to train on that fit the PRM's context, their kinds, and how many fit or do not."""
+    examples = split.examples(recipe.objective.on)
+    long = too_long(examples, prm.family, prm.context)
+    if len(long) and recipe.train.on_too_long == "error":
+        raise DataError(
+            f"{len(long)} of {len(examples)} examples are longer than the model's context of {prm.context} tokens, "
+            f'the first in tree {examples.tree[long[0]]}; set train.on_too_long = "skip" to leave them out.'
+        )
+    kept = np.setdiff1d(np.arange(len(examples)), long)
+    kinds = split.kinds if examples.labels is None else np.full(len(examples), "labelled", dtype=object)
+    return examples.take(kept), kinds[kept], {"fitting": len(kept), "too_long": len(long)}
+
+
+def needs_margins(train: Examples, recipe: Recipe) -> bool:
+    """Whether margins decide which pairs are trained when."""
+    return train.labels is None and not recipe.curriculum.takes_all
+
+
+def rounds_of(train: Examples, kinds: np.ndarray, recipe: Recipe, margins: Floats | None) -> Binned:
+    """The rounds that margins give; without margins one round of everything."""
+    everything = Binned((np.arange(len(train)),), {"all": len(train)}, {})
+    binned = everything if margins is None else assign(margins, recipe.curriculum)
+    return binned.mixed(kinds, recipe.lookahead_ratio, recipe.seed)
 
 
 def check_launch(accelerator: Accelerator) -> None:
@@ -117,10 +189,10 @@ def train_prm(
         from accelerate import Accelerator
 
         accelerator = Accelerator(mixed_precision=recipe.hardware.mixed_precision)
-    return Run(recipe, out, accelerator).go()
+    return TrainingRun(recipe, out, accelerator).go()
 
 
-class Run:
+class TrainingRun:
     """One recipe in one folder; under `accelerate launch` every process has its own of the same."""
 
     def __init__(self, recipe: Recipe, folder: str | Path, accelerator: Accelerator) -> None:
@@ -286,7 +358,7 @@ class Run:
         model = prepare(prm.module, recipe.hardware, recipe.seed)
         trained, total = count(model)
         spread(model, recipe.hardware, self.accelerator)
-        work = Round(
+        work = TrainingRound(
             name,
             model,
             prm.family,
@@ -330,7 +402,7 @@ class Run:
         self.log = None
 
     @contextlib.contextmanager
-    def _logged(self, work: Round) -> Iterator[None]:
+    def _logged(self, work: TrainingRound) -> Iterator[None]:
         """A progress bar and the run's log, on the main process."""
         with progress(f"round {work.name}", len(work.updates)) as advance:
             if (log := self.log) is not None:

@@ -1,13 +1,4 @@
-"""Monitor a policy while TRL trains it: gold against proxy on held-out problems, and an alarm when they diverge.
-
-    monitor = Monitor(held_out, reward, gold, folder, start=copy.deepcopy(model))
-    trainer = GRPOTrainer(…)
-    monitor.attach(trainer)
-    trainer.train()
-    monitor.looks, monitor.alarms
-
-Every look goes into `looks.parquet` and to wherever the trainer reports to. `looks.py` has the alarm's rule.
-"""
+"""The current policy's solutions of held-out problems, and the gold that judges them."""
 
 from __future__ import annotations
 
@@ -15,34 +6,173 @@ import asyncio
 import inspect
 import json
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from transformers import Trainer, TrainerCallback
 
 from prism_prm.arrays import Floats
+from prism_prm.backends.policy import Prompting, render
 from prism_prm.console import say
+from prism_prm.data.tasks import Grader, TaskProblem
 from prism_prm.errors import ConfigError
 from prism_prm.files import write_text
-from prism_prm.rl.held_out import Gold, Row, Writing, Written, write_solutions
-from prism_prm.rl.looks import (
+from prism_prm.rl.alarm import (
     GREEDY,
-    LOOKS,
+    NUM_PROBLEMS,
+    NUM_SAMPLES,
+    POINTS,
     PROXY,
     VOTE,
     Alarm,
-    Look,
+    EvalPoint,
     MonitorSettings,
+    SamplesFile,
     alarm_at,
     gold_of,
-    read_looks,
-    write_looks,
+    read_points,
+    write_points,
 )
-from prism_prm.rl.samples import NUM_PROBLEMS, NUM_SAMPLES, SamplesFile
 from prism_prm.steps import cut_steps
+
+Row = Mapping[str, Any]
+"""A problem as the trainer and rewards see it: `prompt`, `problem`, `answer`, and what else a reward reads."""
+
+ROWS_AT_ONCE = 1024
+"""Solutions that are written side by side at most."""
+TOKENS_AT_ONCE = 2**18
+"""Their tokens at most, prompts included, at full length."""
+
+
+def problem_rows(problems: Sequence[TaskProblem], prompting: Prompting, tokenizer: Any) -> list[dict[str, Any]]:
+    """Problems as rows; the prompt is what `prism search` would send."""
+    return [
+        {
+            "prompt": render(problem.text, prompting, tokenizer),
+            "problem": problem.text,
+            "answer": problem.reference,
+            "tolerance": problem.tolerance,
+        }
+        for problem in problems
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One solution."""
+
+    text: str
+    ids: tuple[int, ...]
+    """Its tokens, the end token included."""
+    ended: bool
+    """Whether it ended by itself; else it was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The truth about some solutions."""
+
+    right: Mapping[str, Sequence[bool]]
+    """By measure; the first one is what alarms go by."""
+    answers: Sequence[Any]
+    """What each one votes under; None where it has no answer."""
+
+
+class Gold(Protocol):
+    """Says what is true of solutions, which no reward needs to know."""
+
+    def __call__(self, rows: Sequence[Row], written: Sequence[Rollout]) -> Truth:
+        """Judge solutions; `rows` are their problems, one per solution."""
+
+
+class AnswerGold:
+    """Right is whose final answer equals the reference, or whose program passes the tests."""
+
+    def __init__(self, grader: Grader) -> None:
+        self.grader = grader
+
+    def __call__(self, rows: Sequence[Row], written: Sequence[Rollout]) -> Truth:
+        problems = [TaskProblem.with_reference(row["problem"], row["answer"], row["tolerance"]) for row in rows]
+        answers = [
+            (problem, self.grader.extract(problem, one.text).answer if one.ended else None)
+            for problem, one in zip(problems, written, strict=True)
+        ]
+        verdicts = self.grader.judge(answers)
+        keys = [key.key for key in self.grader.keys(answers)]
+        return Truth({"answer": [verdict.correct for verdict in verdicts]}, keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How solutions are written."""
+
+    copies: int
+    max_tokens: int
+    temperature: float
+    """0 takes the likeliest token."""
+    seed: int = 0
+
+
+@torch.no_grad()
+def write_solutions(
+    model: Any, tokenizer: Any, prompts: Sequence[str], writing: Writing, end_ids: Sequence[int]
+) -> list[list[Rollout]]:
+    """`copies` solutions for each prompt, prompts of similar length side by side; the caller's chance is left alone."""
+    ids = tokenizer(list(prompts))["input_ids"]
+    found: list[list[Rollout]] = [[]] * len(ids)
+    with torch.random.fork_rng():
+        torch.manual_seed(writing.seed)
+        for portion in _portions([len(prompt) for prompt in ids], writing):
+            rows = _generate(model, tokenizer, [ids[i] for i in portion], writing, end_ids)
+            texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
+            written = [
+                Rollout(text, tuple(row), bool(row) and row[-1] in end_ids)
+                for text, row in zip(texts, rows, strict=True)
+            ]
+            for at, i in enumerate(portion):
+                found[i] = written[at * writing.copies : (at + 1) * writing.copies]
+    return found
+
+
+def _portions(lengths: Sequence[int], writing: Writing) -> Iterator[list[int]]:
+    portion: list[int] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        rows = (len(portion) + 1) * writing.copies
+        if portion and (rows > ROWS_AT_ONCE or rows * (lengths[i] + writing.max_tokens) > TOKENS_AT_ONCE):
+            yield portion
+            portion = []
+        portion.append(i)
+    if portion:
+        yield portion
+
+
+def _generate(
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], writing: Writing, end_ids: Sequence[int]
+) -> list[list[int]]:
+    from transformers import GenerationConfig
+
+    width = max(map(len, prompts))
+    pad = tokenizer.pad_token_id
+    ids_BS = torch.tensor([[*[pad] * (width - len(prompt)), *prompt] for prompt in prompts], device=model.device)
+    mask_BS = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
+    drawn = {"do_sample": True, "temperature": writing.temperature} if writing.temperature else {"do_sample": False}
+    # What is left unsaid would be taken from the model's own generation settings.
+    how = GenerationConfig(
+        **drawn, max_new_tokens=writing.max_tokens, top_k=0, top_p=1.0, repetition_penalty=1.0, pad_token_id=pad,
+        eos_token_id=list(end_ids), num_return_sequences=writing.copies, disable_compile=True,
+    )  # fmt: skip
+    out_BS = model.generate(input_ids=ids_BS, attention_mask=mask_BS, generation_config=how)[:, width:]
+    return [_up_to_end(row, end_ids) for row in out_BS.tolist()]
+
+
+def _up_to_end(row: list[int], end_ids: Sequence[int]) -> list[int]:
+    at = next((i for i, token in enumerate(row) if token in end_ids), len(row) - 1)
+    return row[: at + 1]
+
 
 # Shapes: B solutions of a batch, S tokens of a row, T tokens of a solution, V tokens of the vocabulary.
 
@@ -74,7 +204,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         self.gold = gold
         self.folder = Path(folder)
         self.settings = settings or MonitorSettings()
-        self.looks: list[Look] = []
+        self.points: list[EvalPoint] = []
         self.alarms: dict[str, Alarm] = {}
         """The first alarm by the gold's first measure, and by VOTE."""
         self._votes: list[Any] = []
@@ -90,17 +220,17 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        self.looks = [look for look in read_looks(self.folder / LOOKS) if look.update <= state.global_step]
-        if self.looks:
+        self.points = [look for look in read_points(self.folder / POINTS) if look.update <= state.global_step]
+        if self.points:
             if (self.folder / VOTES).exists():
                 self._votes = json.loads((self.folder / VOTES).read_text(encoding="utf-8"))
-            for i in range(1, len(self.looks) + 1):
-                self._hear(self.looks[:i])
+            for i in range(1, len(self.points) + 1):
+                self._hear(self.points[:i])
         elif not state.global_step:  # a policy that is trained already cannot vote as the untrained one
             self._vote()
         if state.is_world_process_zero:
             shown = [row.get("problem", row["prompt"]) for row in self.rows]
-            self._samples = SamplesFile(self.folder, shown, up_to=self.looks[-1].update if self.looks else -1)
+            self._samples = SamplesFile(self.folder, shown, up_to=self.points[-1].update if self.points else -1)
         self._look(state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -111,14 +241,14 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         update, every = state.global_step, self.settings.every
         if not (update == 0 or update >= state.max_steps or (every and update % every == 0)):
             return
-        if self.looks and self.looks[-1].update >= update:
+        if self.points and self.points[-1].update >= update:
             return
         look, samples = self._seen(state.global_step)
-        self.looks.append(look)
+        self.points.append(look)
         if state.is_world_process_zero:
             self._samples.add(look.update, samples)
-            write_looks(self.folder / LOOKS, self.looks)
-        raised = self._hear(self.looks)
+            write_points(self.folder / POINTS, self.points)
+        raised = self._hear(self.points)
         # Not GRPOTrainer's own `log`, which would also close the window over which it averages its own numbers.
         Trainer.log(self.trainer, {f"held_out/{name}": value for name, value in look.summary().items()})
         for alarm in raised:
@@ -127,7 +257,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
             if alarm.gold != VOTE and self.settings.stop_on_alarm:
                 control.should_training_stop = True
 
-    def _hear(self, looks: Sequence[Look]) -> list[Alarm]:
+    def _hear(self, looks: Sequence[EvalPoint]) -> list[Alarm]:
         """Note the first alarm of each kind; gives those that are new."""
         raised = [
             alarm
@@ -137,7 +267,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         self.alarms |= {alarm.gold: alarm for alarm in raised}
         return raised
 
-    def _seen(self, update: int) -> tuple[Look, list[list[dict[str, Any]]]]:
+    def _seen(self, update: int) -> tuple[EvalPoint, list[list[dict[str, Any]]]]:
         """Solve the held-out problems and measure what comes of it; and what was written for the first of them."""
         mine = self._share()
         rows = [self.rows[i] for i in mine]
@@ -151,10 +281,10 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         logs = self._gather([logged])
         for name in sorted({name for log in logs for name in log}):
             means[f"reward/{name}"] = float(np.mean([log[name] for log in logs if name in log]))
-        return Look(update, by_problem, means), [own for *_, own in found[:NUM_PROBLEMS]]
+        return EvalPoint(update, by_problem, means), [own for *_, own in found[:NUM_PROBLEMS]]
 
     def _measure(
-        self, mine: Sequence[int], rows: Sequence[Row], sampled: list[list[Written]], greedy: list[list[Written]]
+        self, mine: Sequence[int], rows: Sequence[Row], sampled: list[list[Rollout]], greedy: list[list[Rollout]]
     ) -> tuple[list[dict[str, float]], list[dict[str, float]], dict[str, float], list[list[dict[str, Any]]]]:
         """Per problem: shares with intervals, and numbers without; what the reward logged; and solutions to keep."""
         flat = [one for some in sampled for one in some]
@@ -193,7 +323,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         )
 
     def _shown(
-        self, problem: int, at: int, sampled: list[list[Written]], greedy: list[list[Written]],
+        self, problem: int, at: int, sampled: list[list[Rollout]], greedy: list[list[Rollout]],
         columns: dict[str, Floats], gold: str,
     ) -> list[dict[str, Any]]:  # fmt: skip
         """The solutions of a problem for people to read; nothing for those that are not kept."""
@@ -205,7 +335,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         ]
         return [*found, {"text": greedy[at][0].text, "right": bool(columns[f"{GREEDY}/{gold}"][at][0])}]
 
-    def _rewards(self, rows: Sequence[Row], written: Sequence[Written]) -> tuple[list[float], dict[str, float]]:
+    def _rewards(self, rows: Sequence[Row], written: Sequence[Rollout]) -> tuple[list[float], dict[str, float]]:
         """The proxy's reward of each solution, asked for as the trainer does; no reward counts as 0."""
         logged: dict[str, list[float]] = defaultdict(list)
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
@@ -240,7 +370,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         if self.trainer.accelerator.is_main_process:
             write_text(self.folder / VOTES, json.dumps(self._votes) + "\n")
 
-    def _write(self, rows: Sequence[Row], copies: int, *, greedy: bool = False) -> list[list[Written]]:
+    def _write(self, rows: Sequence[Row], copies: int, *, greedy: bool = False) -> list[list[Rollout]]:
         """Solutions by the policy as it stands, in the way in which the trainer samples."""
         from trl.models import unwrap_model_for_generation
 
@@ -262,7 +392,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         return written
 
     @torch.no_grad()
-    def _likelihoods(self, rows: Sequence[Row], written: Sequence[Written]) -> dict[str, Floats]:
+    def _likelihoods(self, rows: Sequence[Row], written: Sequence[Rollout]) -> dict[str, Floats]:
         """Of each solution the mean entropy of its tokens, and log p / p₀ against the untrained policy, whose mean
         over sampled solutions is the divergence KL(p ‖ p₀).
         """

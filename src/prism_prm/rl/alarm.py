@@ -19,10 +19,11 @@ import numpy as np
 
 from prism_prm.arrays import Floats
 from prism_prm.config import Count, Natural, check
-from prism_prm.files import whole_file
+from prism_prm.errors import DataError
+from prism_prm.files import JsonLines, whole_file
 from prism_prm.stats import Interval, mean_interval
 
-LOOKS = "looks.parquet"
+POINTS = "looks.parquet"
 PROXY = "proxy"
 """The mean reward, among the shares of a look."""
 VOTE = "vote"
@@ -58,7 +59,7 @@ class MonitorSettings:
 
 
 @dataclass(frozen=True)
-class Look:
+class EvalPoint:
     """What was seen after some updates."""
 
     update: int
@@ -81,7 +82,7 @@ class Look:
         return {**{name: self.mean(name) for name in self.by_problem}, **self.numbers}
 
 
-def gold_of(look: Look) -> str:
+def gold_of(look: EvalPoint) -> str:
     """The measure of truth that the alarm goes by: the first one."""
     return next(name for name in look.by_problem if name != PROXY)
 
@@ -110,7 +111,7 @@ class Alarm:
         )
 
 
-def alarm_at(looks: Sequence[Look], gold: str) -> Alarm | None:
+def alarm_at(looks: Sequence[EvalPoint], gold: str) -> Alarm | None:
     """Whether proxy and gold have parted at the last look, by the rule above."""
     *before, now = looks
     least = LEAST_OF_VOTES if gold == VOTE else LEAST
@@ -132,13 +133,13 @@ def _sureness(by_problem: Floats) -> float:
     return change / error if error else math.copysign(math.inf, change) if change else 0.0
 
 
-def first_alarm(looks: Sequence[Look], gold: str) -> Alarm | None:
+def first_alarm(looks: Sequence[EvalPoint], gold: str) -> Alarm | None:
     """The first alarm of a whole curve."""
     alarms = (alarm_at(looks[: i + 1], gold) for i in range(1, len(looks)))
     return next(filter(None, alarms), None)
 
 
-def write_looks(path: str | Path, looks: Sequence[Look]) -> None:
+def write_points(path: str | Path, looks: Sequence[EvalPoint]) -> None:
     """One row per look: means with their intervals, every problem's values, and the other numbers."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -153,7 +154,7 @@ def write_looks(path: str | Path, looks: Sequence[Look]) -> None:
 BY_PROBLEM = "/by_problem"
 
 
-def _row(look: Look) -> dict[str, Any]:
+def _row(look: EvalPoint) -> dict[str, Any]:
     row: dict[str, Any] = {"update": look.update}
     for name, values in look.by_problem.items():
         found = look.interval(name)
@@ -161,7 +162,7 @@ def _row(look: Look) -> dict[str, Any]:
     return row | look.numbers
 
 
-def read_looks(path: str | Path) -> list[Look]:
+def read_points(path: str | Path) -> list[EvalPoint]:
     """The looks of a file; none where there is no file yet."""
     import pyarrow.parquet as pq
 
@@ -172,5 +173,47 @@ def read_looks(path: str | Path) -> list[Look]:
         lists = {name.removesuffix(BY_PROBLEM): values for name, values in row.items() if name.endswith(BY_PROBLEM)}
         derived = {f"{name}{end}" for name in lists for end in ("", "/low", "/high", BY_PROBLEM)} | {"update"}
         numbers = {name: value for name, value in row.items() if name not in derived}
-        looks.append(Look(row["update"], {name: values for name, values in lists.items() if values}, numbers))
+        looks.append(EvalPoint(row["update"], {name: values for name, values in lists.items() if values}, numbers))
     return looks
+
+
+SAMPLES = "samples.jsonl"
+NUM_PROBLEMS, NUM_SAMPLES = 8, 4
+"""Held-out problems, and sampled solutions of each, that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a run wrote over time."""
+
+    problems: list[str]
+    looks: list[dict[str, Any]]
+    """Each with its `update` and the `solutions` of every problem."""
+
+
+def read_samples(folder: str | Path) -> Samples:
+    """The samples of a run's folder; none where it kept none."""
+    path = Path(folder) / SAMPLES
+    first, *looks = JsonLines(path).read() or [{"problems": []}]
+    try:
+        for look in looks:
+            if len(look["solutions"]) != len(first["problems"]) or not isinstance(look["update"], int):
+                raise ValueError("not the solutions of its problems")
+        return Samples(list(first["problems"]), looks)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: not the samples of a run ({error!r}); remove the file.") from None
+
+
+class SamplesFile:
+    """Adds looks to a run's file; those of updates that are done again are taken out first."""
+
+    def __init__(self, folder: str | Path, problems: Sequence[str], *, up_to: int) -> None:
+        path = Path(folder) / SAMPLES
+        self._lines = JsonLines(path)
+        looks = [look for look in read_samples(folder).points if look["update"] <= up_to] if path.exists() else []
+        self._lines.rewrite([{"problems": list(problems[:NUM_PROBLEMS])}, *looks])
+
+    def add(self, update: int, solutions: Sequence[Sequence[dict[str, Any]]]) -> None:
+        """File the solutions of a look; it is complete when this returns."""
+        self._lines.append({"update": update, "solutions": solutions})
+        self._lines.close()
