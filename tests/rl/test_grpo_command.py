@@ -28,10 +28,9 @@ from prism_prm.lab.world.problems import draw_problems
 from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.tokens import PRM_SETTINGS, prompt_of
 from prism_prm.rl import train_policy
-from prism_prm.rl.alarm import GREEDY, PROXY, VOTE, EvalPoint, read_points
+from prism_prm.rl.alarm import GREEDY, PROXY, VOTE, EvalPoint, TrainedPolicy, read_points
 from prism_prm.rl.recipe import GrpoRecipe, ProblemSets, read_grpo_recipe
 from prism_prm.rl.train_policy import split_problems
-from prism_prm.rl.trainer import TrainedPolicy
 
 RECIPE = """
 policy = "{policy}"

@@ -16,9 +16,9 @@ from prism_prm.lab.world.problems import draw_problems
 from prism_prm.lab.world.scorer import OracleScorer
 from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.tokens import prompt_of
-from prism_prm.rl.alarm import PROXY, VOTE, MonitorSettings, read_samples
+from prism_prm.rl.alarm import PROXY, VOTE, MonitorSettings, TrainedPolicy, read_samples
 from prism_prm.rl.reward import PRMReward
-from prism_prm.rl.trainer import TrainedPolicy, train_with_reward
+from prism_prm.rl.trainer import train_with_reward
 
 TRAINER: dict[str, Any] = {
     "max_steps": 4, "per_device_train_batch_size": 16, "num_generations": 4, "learning_rate": 1e-3,

@@ -13,7 +13,7 @@ from prism_prm.cli.ui import conclude, print_table, report_facts, tell
 from prism_prm.paths import check_folder
 
 if TYPE_CHECKING:
-    from prism_prm.rl.trainer import TrainedPolicy
+    from prism_prm.rl.alarm import TrainedPolicy
 
 EXAMPLES = """
 **Examples**

@@ -1,4 +1,13 @@
-"""The current policy's solutions of held-out problems, and the gold that judges them."""
+"""Monitor a policy while TRL trains it: its solutions of held-out problems, judged by the reward and by the gold.
+
+    monitor = Monitor(held_out, reward, gold, folder, start=copy.deepcopy(model))
+    trainer = GRPOTrainer(…)
+    monitor.attach(trainer)
+    trainer.train()
+    monitor.points, monitor.alarms
+
+Every evaluation goes into `looks.parquet` and to wherever the trainer reports to. `alarm.py` has the alarm's rule.
+"""
 
 from __future__ import annotations
 
@@ -106,72 +115,63 @@ class AnswerGold:
         return Truth({"answer": [verdict.correct for verdict in verdicts]}, keys)
 
 
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """How solutions are written."""
-
-    copies: int
-    max_tokens: int
-    temperature: float
-    """0 takes the likeliest token."""
-    seed: int = 0
-
-
 @torch.no_grad()
 def write_solutions(
-    model: Any, tokenizer: Any, prompts: Sequence[str], writing: Writing, end_ids: Sequence[int]
-) -> list[list[Rollout]]:
-    """`copies` solutions for each prompt, prompts of similar length side by side; the caller's chance is left alone."""
+    model: Any, tokenizer: Any, prompts: Sequence[str], end_ids: Sequence[int], *, copies: int, max_tokens: int,
+    temperature: float, seed: int = 0,
+) -> list[list[Rollout]]:  # fmt: skip
+    """`copies` solutions for each prompt, greedy ones at temperature 0; torch's global random state is not touched."""
+    from transformers import GenerationConfig
+
+    drawn = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    # Whatever is not set here would be taken from the model's own generation settings.
+    how = GenerationConfig(
+        **drawn, max_new_tokens=max_tokens, top_k=0, top_p=1.0, repetition_penalty=1.0, disable_compile=True,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=list(end_ids), num_return_sequences=copies,
+    )  # fmt: skip
+
+    def fits(count: int, length: int) -> bool:
+        rows = count * copies
+        return rows <= ROWS_AT_ONCE and rows * (length + max_tokens) <= TOKENS_AT_ONCE
+
     ids = tokenizer(list(prompts))["input_ids"]
     found: list[list[Rollout]] = [[]] * len(ids)
     with torch.random.fork_rng():
-        torch.manual_seed(writing.seed)
-        for portion in _portions([len(prompt) for prompt in ids], writing):
-            rows = _generate(model, tokenizer, [ids[i] for i in portion], writing, end_ids)
+        torch.manual_seed(seed)
+        for batch in _batches(list(map(len, ids)), fits):
+            ids_BS, mask_BS = _padded([ids[i] for i in batch], tokenizer.pad_token_id, model.device)
+            out_BS = model.generate(input_ids=ids_BS, attention_mask=mask_BS, generation_config=how)
+            rows: list[list[int]] = []
+            for row in out_BS[:, ids_BS.shape[1] :].tolist():
+                end = next((at for at, token in enumerate(row) if token in end_ids), len(row) - 1)
+                rows.append(row[: end + 1])
             texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
             written = [
                 Rollout(text, tuple(row), bool(row) and row[-1] in end_ids)
                 for text, row in zip(texts, rows, strict=True)
             ]
-            for at, i in enumerate(portion):
-                found[i] = written[at * writing.copies : (at + 1) * writing.copies]
+            for at, i in enumerate(batch):
+                found[i] = written[at * copies : (at + 1) * copies]
     return found
 
 
-def _portions(lengths: Sequence[int], writing: Writing) -> Iterator[list[int]]:
-    portion: list[int] = []
+def _batches(lengths: Sequence[int], fits: Callable[[int, int], bool]) -> Iterator[list[int]]:
+    """Rows of similar length, as many as `fits(their number, the longest)` allows."""
+    batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        rows = (len(portion) + 1) * writing.copies
-        if portion and (rows > ROWS_AT_ONCE or rows * (lengths[i] + writing.max_tokens) > TOKENS_AT_ONCE):
-            yield portion
-            portion = []
-        portion.append(i)
-    if portion:
-        yield portion
+        if batch and not fits(len(batch) + 1, lengths[i]):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
 
 
-def _generate(
-    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], writing: Writing, end_ids: Sequence[int]
-) -> list[list[int]]:
-    from transformers import GenerationConfig
-
-    width = max(map(len, prompts))
-    pad = tokenizer.pad_token_id
-    ids_BS = torch.tensor([[*[pad] * (width - len(prompt)), *prompt] for prompt in prompts], device=model.device)
-    mask_BS = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
-    drawn = {"do_sample": True, "temperature": writing.temperature} if writing.temperature else {"do_sample": False}
-    # What is left unsaid would be taken from the model's own generation settings.
-    how = GenerationConfig(
-        **drawn, max_new_tokens=writing.max_tokens, top_k=0, top_p=1.0, repetition_penalty=1.0, pad_token_id=pad,
-        eos_token_id=list(end_ids), num_return_sequences=writing.copies, disable_compile=True,
-    )  # fmt: skip
-    out_BS = model.generate(input_ids=ids_BS, attention_mask=mask_BS, generation_config=how)[:, width:]
-    return [_up_to_end(row, end_ids) for row in out_BS.tolist()]
-
-
-def _up_to_end(row: list[int], end_ids: Sequence[int]) -> list[int]:
-    at = next((i for i, token in enumerate(row) if token in end_ids), len(row) - 1)
-    return row[: at + 1]
+def _padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask of rows, padded on the left."""
+    width = max(map(len, rows))
+    ids_BS = torch.tensor([[*[pad] * (width - len(row)), *row] for row in rows], device=device)
+    return ids_BS, torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
 
 
 # Shapes: B solutions of a batch, S tokens of a row, T tokens of a solution, V tokens of the vocabulary.
@@ -185,7 +185,7 @@ LOGITS_AT_ONCE = 2**26
 
 
 class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Looks at the policy every few updates; under several processes each writes and judges its share."""
+    """Evaluates the policy every few updates; with several processes each writes and judges its share."""
 
     def __init__(
         self,
@@ -219,137 +219,121 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
             self._start.to(trainer.accelerator.device).eval().requires_grad_(False)
         trainer.add_callback(self)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        self.points = [look for look in read_points(self.folder / POINTS) if look.update <= state.global_step]
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.points = [point for point in read_points(self.folder / POINTS) if point.update <= state.global_step]
         if self.points:
             if (self.folder / VOTES).exists():
                 self._votes = json.loads((self.folder / VOTES).read_text(encoding="utf-8"))
             for i in range(1, len(self.points) + 1):
-                self._hear(self.points[:i])
+                self._new_alarms(self.points[:i])
         elif not state.global_step:  # a policy that is trained already cannot vote as the untrained one
             self._vote()
         if state.is_world_process_zero:
             shown = [row.get("problem", row["prompt"]) for row in self.rows]
             self._samples = SamplesFile(self.folder, shown, up_to=self.points[-1].update if self.points else -1)
-        self._look(state, control)
+        self.on_step_end(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        self._look(state, control)
-
-    def _look(self, state: Any, control: Any) -> None:
-        """Look at the policy if that is due: before the first update, every few of them, and after the last one."""
+        """Evaluate the policy if that is due: before the first update, every few of them, and after the last one."""
         update, every = state.global_step, self.settings.every
         if not (update == 0 or update >= state.max_steps or (every and update % every == 0)):
             return
         if self.points and self.points[-1].update >= update:
             return
-        look, samples = self._seen(state.global_step)
-        self.points.append(look)
+        point, samples = self._evaluate(update)
+        self.points.append(point)
         if state.is_world_process_zero:
-            self._samples.add(look.update, samples)
+            self._samples.add(update, samples)
             write_points(self.folder / POINTS, self.points)
-        raised = self._hear(self.points)
         # Not GRPOTrainer's own `log`, which would also close the window over which it averages its own numbers.
-        Trainer.log(self.trainer, {f"held_out/{name}": value for name, value in look.summary().items()})
-        for alarm in raised:
+        Trainer.log(self.trainer, {f"held_out/{name}": value for name, value in point.summary().items()})
+        for alarm in self._new_alarms(self.points):
             if state.is_world_process_zero:
                 say(f"Alarm at {alarm}.")
             if alarm.gold != VOTE and self.settings.stop_on_alarm:
                 control.should_training_stop = True
 
-    def _hear(self, looks: Sequence[EvalPoint]) -> list[Alarm]:
-        """Note the first alarm of each kind; gives those that are new."""
+    def _new_alarms(self, points: Sequence[EvalPoint]) -> list[Alarm]:
+        """Keep the first alarm of each kind; gives those that the last point raised."""
         raised = [
             alarm
-            for gold in (gold_of(looks[0]), VOTE)
-            if gold not in self.alarms and (alarm := alarm_at(looks, gold)) is not None
+            for gold in (gold_of(points[0]), VOTE)
+            if gold not in self.alarms and (alarm := alarm_at(points, gold)) is not None
         ]
         self.alarms |= {alarm.gold: alarm for alarm in raised}
         return raised
 
-    def _seen(self, update: int) -> tuple[EvalPoint, list[list[dict[str, Any]]]]:
-        """Solve the held-out problems and measure what comes of it; and what was written for the first of them."""
-        mine = self._share()
+    def _evaluate(self, update: int) -> tuple[EvalPoint, list[list[dict[str, Any]]]]:
+        """Solve the held-out problems and measure the solutions; also gives the first problems' solutions to keep."""
+        mine, count = self._share(), self.settings.samples
         rows = [self.rows[i] for i in mine]
-        sampled = self._write(rows, self.settings.samples)
-        greedy = self._write(rows, 1, greedy=True)
-        shares, numbers, logged, samples = self._measure(mine, rows, sampled, greedy)
-        found = self._gather([(i, shares[at], numbers[at], samples[at]) for at, i in enumerate(mine)])
-        found.sort(key=lambda one: one[0])
-        by_problem = {name: [share[name] for _, share, _, _ in found] for name in found[0][1]}
-        means = {name: float(np.mean([number[name] for _, _, number, _ in found])) for name in found[0][2]}
-        logs = self._gather([logged])
-        for name in sorted({name for log in logs for name in log}):
-            means[f"reward/{name}"] = float(np.mean([log[name] for log in logs if name in log]))
-        return EvalPoint(update, by_problem, means), [own for *_, own in found[:NUM_PROBLEMS]]
-
-    def _measure(
-        self, mine: Sequence[int], rows: Sequence[Row], sampled: list[list[Rollout]], greedy: list[list[Rollout]]
-    ) -> tuple[list[dict[str, float]], list[dict[str, float]], dict[str, float], list[list[dict[str, Any]]]]:
-        """Per problem: shares with intervals, and numbers without; what the reward logged; and solutions to keep."""
+        sampled, greedy = self._write(rows, count), self._write(rows, 1, greedy=True)
         flat = [one for some in sampled for one in some]
-        flat_rows = [row for row in rows for _ in range(self.settings.samples)]
+        flat_rows = [row for row in rows for _ in range(count)]
         rewards, logged = self._rewards(flat_rows, flat)
-        truth = self.gold(flat_rows, flat)
-        greedy_truth = self.gold(rows, [some[0] for some in greedy])
-        columns: dict[str, Floats] = {PROXY: _by_problem(rewards, len(rows))}
-        columns |= {name: _by_problem(right, len(rows)) for name, right in truth.right.items()}
+        truth, greedy_truth = self.gold(flat_rows, flat), self.gold(rows, [some[0] for some in greedy])
+
+        def table(values: Sequence[float]) -> Floats:  # (problems, solutions)
+            return np.asarray(values, np.float64).reshape(len(rows), -1)
+
+        measures = {PROXY: table(rewards)} | {name: table(right) for name, right in truth.right.items()}
         if self._votes:
-            agree = [
-                answer is not None and answer == self._votes[mine[at // self.settings.samples]]
-                for at, answer in enumerate(truth.answers)
-            ]
-            columns[VOTE] = _by_problem(agree, len(rows))
-        columns |= {f"{GREEDY}/{name}": _by_problem(right, len(rows)) for name, right in greedy_truth.right.items()}
-        shares = [{name: float(means[at].mean()) for name, means in columns.items()} for at in range(len(rows))]
-        spread = columns[PROXY].std(axis=1)
-        texts = [cut_steps(one.text) for one in flat]
+            votes = [self._votes[i] for i in mine for _ in range(count)]
+            pairs = zip(truth.answers, votes, strict=True)
+            measures[VOTE] = table([answer is not None and answer == vote for answer, vote in pairs])
+        measures |= {f"{GREEDY}/{name}": table(right) for name, right in greedy_truth.right.items()}
+        spread = measures[PROXY].std(axis=1)
+        steps = [cut_steps(one.text) for one in flat]
         by_solution: dict[str, Sequence[float]] = {
             "answered": [answer is not None for answer in truth.answers],
             "cut": [not one.ended for one in flat],
-            "num_steps": [len(steps) for steps in texts],
+            "num_steps": [len(own) for own in steps],
             "num_tokens": [len(one.ids) for one in flat],
-            "repeated_steps": [1 - len(set(steps)) / len(steps) if steps else 0.0 for steps in texts],
+            "repeated_steps": [1 - len(set(own)) / len(own) if own else 0.0 for own in steps],
         }
-        numbers = {name: _by_problem(values, len(rows)).mean(axis=1) for name, values in by_solution.items()}
+        numbers = {name: table(values).mean(axis=1) for name, values in by_solution.items()}
         # One solution per problem is enough for means over problems, and a quarter of the work.
         numbers |= self._likelihoods(rows, [some[0] for some in sampled])
         numbers |= {"reward_spread": spread, "groups_without_spread": spread < 1e-6}
-        return (
-            shares,
-            [{name: float(values[at]) for name, values in numbers.items()} for at in range(len(rows))],
-            logged,
-            [self._shown(mine[at], at, sampled, greedy, columns, next(iter(truth.right))) for at in range(len(rows))],
-        )
 
-    def _shown(
-        self, problem: int, at: int, sampled: list[list[Rollout]], greedy: list[list[Rollout]],
-        columns: dict[str, Floats], gold: str,
-    ) -> list[dict[str, Any]]:  # fmt: skip
-        """The solutions of a problem for people to read; nothing for those that are not kept."""
-        if problem >= NUM_PROBLEMS:
-            return []
-        judged = zip(sampled[at][:NUM_SAMPLES], columns[PROXY][at], columns[gold][at], strict=False)
-        found: list[dict[str, Any]] = [
-            {"text": one.text, "reward": float(reward), "right": bool(right)} for one, reward, right in judged
-        ]
-        return [*found, {"text": greedy[at][0].text, "right": bool(columns[f"{GREEDY}/{gold}"][at][0])}]
+        gold = next(iter(truth.right))
+        found = []
+        for at, i in enumerate(mine):
+            kept: list[dict[str, Any]] = []
+            if i < NUM_PROBLEMS:
+                judged = zip(sampled[at][:NUM_SAMPLES], measures[PROXY][at], measures[gold][at], strict=False)
+                kept = [
+                    {"text": one.text, "reward": float(reward), "right": bool(right)} for one, reward, right in judged
+                ]
+                kept.append({"text": greedy[at][0].text, "right": bool(measures[f"{GREEDY}/{gold}"][at][0])})
+            means = {name: float(values[at].mean()) for name, values in measures.items()}
+            found.append((i, means, {name: float(values[at]) for name, values in numbers.items()}, kept))
+        found = sorted(self._gather(found), key=lambda one: one[0])
+        by_problem = {name: [means[name] for _, means, _, _ in found] for name in found[0][1]}
+        overall = {name: float(np.mean([own[name] for _, _, own, _ in found])) for name in found[0][2]}
+        logs = self._gather([logged])
+        for name in sorted({name for log in logs for name in log}):
+            overall[f"reward/{name}"] = float(np.mean([log[name] for log in logs if name in log]))
+        return EvalPoint(update, by_problem, overall), [kept for *_, kept in found[:NUM_PROBLEMS]]
 
     def _rewards(self, rows: Sequence[Row], written: Sequence[Rollout]) -> tuple[list[float], dict[str, float]]:
-        """The proxy's reward of each solution, asked for as the trainer does; no reward counts as 0."""
+        """The reward of each solution, asked for as the trainer does, and what it logs; no reward counts as 0."""
         logged: dict[str, list[float]] = defaultdict(list)
-        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         found = self.reward(
             prompts=[row["prompt"] for row in rows],
             completions=[one.text for one in written],
             completion_ids=[list(one.ids) for one in written],
-            **columns,
+            **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
             trainer_state=self.trainer.state,
             log_extra=lambda _name, _values: None,
             log_metric=lambda name, value: logged[name].append(value),
         )
-        rewards = asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
-        return [reward or 0.0 for reward in rewards], {name: float(np.mean(some)) for name, some in logged.items()}
+
+        async def awaited(rewards: Awaitable[Sequence[float | None]]) -> Sequence[float | None]:
+            return await rewards
+
+        rewards = asyncio.run(awaited(found)) if inspect.isawaitable(found) else found
+        return [reward or 0.0 for reward in rewards], {name: float(np.mean(own)) for name, own in logged.items()}
 
     def _vote(self) -> None:
         """The untrained policy's majority answer to every problem; saved on disk for resumed runs."""
@@ -375,10 +359,6 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         from trl.models import unwrap_model_for_generation
 
         trainer = self.trainer
-        writing = Writing(
-            copies, trainer.max_completion_length, 0.0 if greedy else trainer.temperature,
-            seed=trainer.args.seed + trainer.accelerator.process_index,
-        )  # fmt: skip
         training = trainer.model.training
         with unwrap_model_for_generation(
             trainer.model_wrapped, trainer.accelerator,
@@ -386,8 +366,11 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         ) as model:  # fmt: skip
             model.eval()
-            prompts = [row["prompt"] for row in rows]
-            written = write_solutions(model, trainer.processing_class, prompts, writing, trainer.eos_token_ids)
+            written = write_solutions(
+                model, trainer.processing_class, [row["prompt"] for row in rows], trainer.eos_token_ids, copies=copies,
+                max_tokens=trainer.max_completion_length, temperature=0.0 if greedy else trainer.temperature,
+                seed=trainer.args.seed + trainer.accelerator.process_index,
+            )  # fmt: skip
         trainer.model.train(training)
         return written
 
@@ -403,7 +386,10 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         entropies, ratios = [0.0] * len(written), [0.0] * len(written)
         prompts = trainer.processing_class([row["prompt"] for row in rows])["input_ids"]
         texts = [[*prompt, *one.ids] for prompt, one in zip(prompts, written, strict=True)]
-        for batch in _batches(list(map(len, texts)), LOGITS_AT_ONCE // model.config.get_text_config().vocab_size):
+        vocabulary = model.config.get_text_config().vocab_size
+        for batch in _batches(
+            list(map(len, texts)), lambda count, length: count * length <= LOGITS_AT_ONCE // vocabulary
+        ):
             width = max(len(written[i].ids) for i in batch)
             if width == 0:
                 continue
@@ -433,35 +419,11 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         return list(gather_object(mine)) if self.trainer.accelerator.num_processes > 1 else mine
 
 
-async def _awaited(found: Awaitable[Any]) -> Any:
-    return await found
-
-
-def _by_problem(values: Sequence[float] | Sequence[bool], num_problems: int) -> Floats:
-    """(problems, solutions)"""
-    return np.asarray(values, np.float64).reshape(num_problems, -1)
-
-
-def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Rows of similar length whose tokens, padding included, stay within the limit."""
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[i] > tokens:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
-
-
 def _token_likelihoods(
     model: Any, texts: Sequence[Sequence[int]], last: int, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability and entropy at each of the `last` tokens of texts, which are padded on the left."""
-    width = max(map(len, texts))
-    device = next(model.parameters()).device
-    ids_BS = torch.tensor([[0] * (width - len(text)) + list(text) for text in texts], device=device)
-    mask_BS = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts], device=device)
+    ids_BS, mask_BS = _padded(texts, 0, next(model.parameters()).device)
     positions_BS = (mask_BS.cumsum(1) - 1).clamp(min=0)
     logits_BTV = model(
         input_ids=ids_BS, attention_mask=mask_BS, position_ids=positions_BS, logits_to_keep=last + 1

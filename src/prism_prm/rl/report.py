@@ -8,9 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.report import Report, draw_curve, finish, number, percent, signed_percent, styles
-from prism_prm.rl.alarm import GREEDY, PROXY, VOTE
+from prism_prm.rl.alarm import GREEDY, PROXY, VOTE, TrainedPolicy
 from prism_prm.rl.recipe import GrpoRecipe
-from prism_prm.rl.trainer import TrainedPolicy
 from prism_prm.stats import compare_means
 
 if TYPE_CHECKING:

@@ -19,11 +19,12 @@ from prism_prm.grading.graders import unguarded
 from prism_prm.job import Job, content_key
 from prism_prm.models.model_files import load_tokenizer, local_folder
 from prism_prm.paths import file_name
+from prism_prm.rl.alarm import TrainedPolicy
 from prism_prm.rl.monitor import AnswerGold, problem_rows
 from prism_prm.rl.recipe import GrpoRecipe, read_grpo_recipe
 from prism_prm.rl.report import make_report
 from prism_prm.rl.reward import PRMReward
-from prism_prm.rl.trainer import TrainedPolicy, check_installed, grpo_config, train_with_reward
+from prism_prm.rl.trainer import grpo_config, train_with_reward
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.search_recipe import SearchRecipe
 from prism_prm.search.search_task import Point, search_task
@@ -60,7 +61,6 @@ def train_policy(
         [0, 1]
         >>> policy = open_policy("hf:trained/policy")
     """
-    check_installed()
     from accelerate import PartialState
 
     if not isinstance(recipe, GrpoRecipe):

@@ -1,7 +1,7 @@
-"""`StepGRPOTrainer`: TRL's GRPO with an advantage for each step instead of one for each completion.
+"""GRPO by TRL: `StepGRPOTrainer` gives each step its own advantage; `train_with_reward` trains, monitors and resumes.
 
 TRL's loss takes advantages of shape (batch, tokens) from subclasses. All that is overridden is where rewards are asked
-for, to see the scores of steps, and where the finished batch is handed on, to replace its advantages. What that relies
+for, to see the scores of steps, and where the finished batch is returned, to replace its advantages. What that relies
 on is checked when a trainer is made (`check_trl`).
 """
 
@@ -30,15 +30,15 @@ from prism_prm.files import write_text, writing
 from prism_prm.job import content_key, refuse_changes
 from prism_prm.models.load_lm import hash_tensors, language_model, plain_config, quiet_transformers
 from prism_prm.models.model_files import local_folder, tokenizer_text
-from prism_prm.rl.alarm import POINTS, VOTE, Alarm, EvalPoint, MonitorSettings, first_alarm, gold_of, read_points
+from prism_prm.rl.alarm import LOG, POLICY, RUN, MonitorSettings, TrainedPolicy, read_run_file, read_trained_policy
 from prism_prm.rl.credit import STEPS_ONLY, Graded, find_credit, standardise
 from prism_prm.rl.monitor import Gold, Monitor, Reward, Row
-from prism_prm.rl.reward import AsyncPRMReward, Judged, PRMReward
+from prism_prm.rl.reward import AsyncPRMReward, PRMReward
 
 try:
     import trl
     from accelerate.utils import gather_object
-    from trl import GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer
 except ImportError as error:
     raise MissingExtraError("TRL 1.16 or later", "rl") from error
 
@@ -159,7 +159,16 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         find_credit(credit)  # before a model is loaded
         self.credit = credit
         super().__init__(*arguments, **options)
-        self._step_reward, self._step_column = _only_prm_reward(self.reward_funcs, self.reward_weights.tolist())
+        plain = [one.reward if isinstance(one, AsyncPRMReward) else one for one in self.reward_funcs]
+        weights = self.reward_weights.tolist()
+        found = [(one, i) for i, one in enumerate(plain) if isinstance(one, PRMReward) and weights[i]]
+        if len(found) != 1:
+            raise ConfigError(
+                f"StepGRPOTrainer gives credit by one PRMReward; there are {len(found)} with a weight among its "
+                f"{len(plain)} reward functions. Give the others the weight 0 (reward_weights), or use GRPOTrainer, "
+                "which takes any number and gives one advantage per completion."
+            )
+        self._step_reward, self._step_column = found[0]
         if self._step_reward.eos is None:
             self._step_reward.eos = frozenset({*self.eos_token_ids, self._tokenizer.pad_token_id} - {None})
         self._spans = TokenSpans(self._tokenizer)
@@ -170,7 +179,10 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         judged = self._step_reward.last
         assert len(judged) == len(completion_ids_list), "the reward function has just seen these completions"
         owners = [self._spans.owners(ids, one.steps) for ids, one in zip(completion_ids_list, judged, strict=True)]
-        graded = [_graded(one, own) for one, own in zip(judged, owners, strict=True)]
+        graded = []
+        for one, own in zip(judged, owners, strict=True):
+            tokens = np.bincount(np.asarray(own, dtype=np.int64), minlength=len(one.steps))
+            graded.append(Graded(one.scores, one.step_rewards, tuple(tokens.tolist()), one.prm_reward))
         self._local = _Local(graded, [one.bonus for one in judged], owners, rewards)
         return rewards
 
@@ -215,53 +227,12 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return found[first : first + len(local.graded)]
 
 
-def _graded(judged: Judged, owners: Sequence[int]) -> Graded:
-    tokens = np.bincount(np.asarray(owners, dtype=np.int64), minlength=len(judged.steps))
-    return Graded(judged.scores, judged.step_rewards, tuple(tokens.tolist()), judged.prm_reward)
-
-
-def _only_prm_reward(functions: Sequence[Any], weights: Sequence[float]) -> tuple[PRMReward, int]:
-    """The one reward function that knows steps, and which it is; those of weight 0 are only logged."""
-    plain = [one.reward if isinstance(one, AsyncPRMReward) else one for one in functions]
-    found = [(one, i) for i, one in enumerate(plain) if isinstance(one, PRMReward) and weights[i]]
-    if len(found) != 1:
-        raise ConfigError(
-            f"StepGRPOTrainer gives credit by one PRMReward; there are {len(found)} with a weight among its "
-            f"{len(plain)} reward functions. Give the others the weight 0 (reward_weights), or use GRPOTrainer, which "
-            "takes any number and gives one advantage per completion."
-        )
-    return found[0]
-
-
-RUN, POLICY, CHECKPOINTS, LOG = "run.json", "policy", "checkpoints", "log.json"
 FREE = (
     "monitor.stop_on_alarm", "trainer.report_to", "trainer.logging_steps", "trainer.save_steps",
     "trainer.save_strategy", "trainer.save_total_limit", "trainer.disable_tqdm", "trainer.use_cpu",
     "trainer.dataloader_num_workers", "trainer.log_completions", "trainer.run_name", "trainer.gradient_checkpointing",
 )  # fmt: skip
 """Settings that change no update, and so may differ when a run is resumed."""
-
-
-@dataclass(frozen=True)
-class TrainedPolicy:
-    """A policy's training run: looks, alarms, and where it is."""
-
-    looks: list[EvalPoint]
-    """From before the first update to after the last."""
-    policy: Path
-    """The trained policy, as transformers saves it."""
-    log: list[dict[str, Any]]
-    """What TRL logged."""
-
-    @property
-    def gold(self) -> str:
-        """The measure of truth that the alarm goes by."""
-        return gold_of(self.points[0])
-
-    @property
-    def alarms(self) -> dict[str, Alarm | None]:
-        """The first alarm by the gold, and by the votes of the untrained policy; None where there was none."""
-        return {name: first_alarm(self.points, name) for name in (self.gold, VOTE)}
 
 
 def train_with_reward(
@@ -293,58 +264,76 @@ def train_with_reward(
         identity: names what decides the reward: a folder whose reward had another one is refused.
         begin: called before the training, once the folder is known to fit these settings.
     """
-    check_installed()
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
+
     out, monitor = Path(out), monitor or MonitorSettings()
+    checkpoints = out / "checkpoints"
     model, tokenizer = language_model(local_folder(str(policy)), torch.float32)
+    tokenizer.padding_side = "left"
     texts = json.dumps(plain_config(model.config), sort_keys=True, default=str), tokenizer_text(tokenizer)
     made_with = {
         "policy": hash_tensors(texts, model.state_dict().items()), "reward": identity, "credit": credit,
         "train": content_key([dict(row) for row in train]), "held_out": content_key([dict(row) for row in held_out]),
         "trainer": dict(trainer), "monitor": dataclasses.asdict(monitor),
     }  # fmt: skip
-    before = _read_run(out)
+    before = read_run_file(out)
     refuse_changes(out, before.get("made_with", made_with), made_with, free=FREE)
     begin()
-    if not before.get("finished"):
-        settings = grpo_config(trainer, out / CHECKPOINTS)
-        start = copy.deepcopy(model) if monitor.kl else None
-        watching = Monitor(held_out, reward, gold, out, monitor, start=start)
-        with quiet_transformers("trl", "accelerate"):
-            grpo = _trainer(model, tokenizer, reward, settings, train, credit)
-            watching.attach(grpo)
-            if grpo.accelerator.is_main_process:
-                write_text(out / RUN, json.dumps({"made_with": made_with}, indent=2) + "\n")
-            _train(grpo, out)
-        if grpo.accelerator.is_main_process:
-            write_text(out / LOG, json.dumps(grpo.state.log_history) + "\n")
-            write_text(out / RUN, json.dumps({"made_with": made_with, "finished": True}, indent=2) + "\n")
-            shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+    if before.get("finished"):
+        return read_trained_policy(out)
+
+    class Progress(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            advance(state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            advance(1)
+
+    def whole_checkpoints() -> list[Path]:  # the trainer's state is the last file of one
+        return [path for path in checkpoints.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
+
+    settings = grpo_config(trainer, checkpoints)
+    untrained = copy.deepcopy(model) if monitor.kl else None  # before a trainer wraps its `forward`
+    with quiet_transformers("trl", "accelerate"):
+        options = {
+            "model": model, "reward_funcs": [reward], "args": settings, "processing_class": tokenizer,
+            "train_dataset": Dataset.from_list([dict(row) for row in train]),
+        }  # fmt: skip
+        try:
+            knows_steps = isinstance(reward, PRMReward)
+            grpo: Any = StepGRPOTrainer(**options, credit=credit) if knows_steps else GRPOTrainer(**options)
+        except ValueError as error:
+            raise ConfigError(f"TRL refuses this run: {error}") from error
+        is_main = grpo.accelerator.is_main_process
+        grpo.remove_callback(PrinterCallback)
+        grpo.remove_callback(ProgressCallback)
+        Monitor(held_out, reward, gold, out, monitor, start=untrained).attach(grpo)
+        if is_main:
+            write_text(out / RUN, json.dumps({"made_with": made_with}, indent=2) + "\n")
+        last = max(whole_checkpoints(), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
         grpo.accelerator.wait_for_everyone()
+        total = settings.max_steps if settings.max_steps > 0 else None
+        try:
+            with writing(checkpoints), progress("training the policy", total) as advance:
+                grpo.add_callback(Progress())
+                grpo.train(resume_from_checkpoint=last and str(last))
+        finally:
+            if is_main:
+                for path in set(checkpoints.glob("checkpoint-*")).difference(whole_checkpoints()):
+                    shutil.rmtree(path)
+        with writing(out / POLICY):
+            grpo.save_model(str(out / POLICY))
+    if is_main:
+        write_text(out / LOG, json.dumps(grpo.state.log_history) + "\n")
+        write_text(out / RUN, json.dumps({"made_with": made_with, "finished": True}, indent=2) + "\n")
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    grpo.accelerator.wait_for_everyone()
     return read_trained_policy(out)
 
 
-def is_finished(out: Path) -> bool:
-    """Whether a policy was trained there to its end."""
-    return bool(_read_run(out).get("finished"))
-
-
-def read_trained_policy(out: Path) -> TrainedPolicy:
-    """The curve of a trained policy."""
-    return TrainedPolicy(read_points(out / POINTS), out / POLICY, json.loads((out / LOG).read_text(encoding="utf-8")))
-
-
-def check_installed() -> None:
-    """Whether TRL is there."""
-    try:
-        import trl  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("trl", "rl") from None
-
-
 def grpo_config(settings: Mapping[str, Any], folder: Path) -> Any:
-    """TRL's `GRPOConfig`; what is not given and would not work or only be noise on this machine is settled here."""
-    from trl import GRPOConfig
-
+    """TRL's `GRPOConfig`, with our defaults and those that this machine needs."""
     known = {field.name for field in dataclasses.fields(GRPOConfig)} - {"output_dir"}
     unknown = sorted(set(settings) - known)
     if unknown:
@@ -356,72 +345,3 @@ def grpo_config(settings: Mapping[str, Any], folder: Path) -> Any:
         return GRPOConfig(**{**here, **settings}, output_dir=str(folder))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"TRL refuses [trainer]: {error}") from error
-
-
-def _trainer(model: Any, tokenizer: Any, reward: Reward, settings: Any, train: Sequence[Row], credit: str) -> Any:
-    from datasets import Dataset
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
-    from trl import GRPOTrainer
-
-    from prism_prm.rl.reward import PRMReward
-
-    tokenizer.padding_side = "left"
-    options = {
-        "model": model, "reward_funcs": [reward], "args": settings, "processing_class": tokenizer,
-        "train_dataset": Dataset.from_list([dict(row) for row in train]),
-    }  # fmt: skip
-    try:
-        knows_steps = isinstance(reward, PRMReward)
-        trainer = StepGRPOTrainer(**options, credit=credit) if knows_steps else GRPOTrainer(**options)
-    except ValueError as error:
-        raise ConfigError(f"TRL refuses this run: {error}") from error
-    for callback in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(callback)
-    return trainer
-
-
-def _train(grpo: Any, out: Path) -> None:
-    """Train from the last whole checkpoint on, and save the policy."""
-    from transformers import TrainerCallback
-
-    class Progress(TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            advance(state.global_step)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            advance(1)
-
-    checkpoints = Path(grpo.args.output_dir)
-    checkpoint = _last_checkpoint(checkpoints)
-    grpo.accelerator.wait_for_everyone()
-    total = grpo.args.max_steps if grpo.args.max_steps > 0 else None
-    try:
-        with writing(checkpoints), progress("training the policy", total) as advance:
-            grpo.add_callback(Progress())
-            grpo.train(resume_from_checkpoint=checkpoint)
-    finally:
-        if grpo.accelerator.is_main_process:
-            for path in set(checkpoints.glob("checkpoint-*")).difference(_whole_checkpoints(checkpoints)):
-                shutil.rmtree(path)
-    with writing(out / POLICY):
-        grpo.save_model(str(out / POLICY))
-
-
-def _last_checkpoint(folder: Path) -> str | None:
-    found = _whole_checkpoints(folder)
-    return str(max(found, key=lambda path: int(path.name.rpartition("-")[2]))) if found else None
-
-
-def _whole_checkpoints(folder: Path) -> list[Path]:
-    """Those that were written to their end: the trainer's state is their last file."""
-    return [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
-
-
-def _read_run(out: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((out / RUN).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise PrismError(f"{out / RUN}: not a JSON record ({error}); remove it to start again.") from error
-    return found

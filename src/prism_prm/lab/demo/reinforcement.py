@@ -24,8 +24,8 @@ from prism_prm.lab.world.settings import FORMAT
 from prism_prm.lab.world.tokens import prompt_of
 
 if TYPE_CHECKING:
+    from prism_prm.rl.alarm import TrainedPolicy
     from prism_prm.rl.monitor import Rollout, Row, Truth
-    from prism_prm.rl.trainer import TrainedPolicy
 
 T = TypeVar("T")
 
@@ -176,9 +176,11 @@ def train_job(job: Job) -> None:
 
 def train_policies(jobs: Sequence[Job]) -> dict[Run, TrainedPolicy]:
     """Train what is not trained yet, some side by side; gives what became of each. Jobs must have different runs."""
-    from prism_prm.rl.trainer import is_finished, read_trained_policy
+    from prism_prm.rl.alarm import read_run_file, read_trained_policy
 
-    side_by_side("policies trained by TRL", train_job, [job for job in jobs if not is_finished(job.out)])
+    side_by_side(
+        "policies trained by TRL", train_job, [job for job in jobs if not read_run_file(job.out).get("finished")]
+    )
     return {job.run: read_trained_policy(job.out) for job in jobs}
 
 

@@ -32,7 +32,7 @@ from prism_prm.train.recipe import Recipe
 from prism_prm.train.train_prm import TrainingRun
 
 if TYPE_CHECKING:
-    from prism_prm.rl.trainer import TrainedPolicy
+    from prism_prm.rl.alarm import TrainedPolicy
 
 BASE = "base"
 NATURAL = "natural"
