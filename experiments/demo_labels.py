@@ -42,7 +42,7 @@ from prism_prm.models.prm import PRM
 from prism_prm.search.label_engine import label_trees
 from prism_prm.search.label_settings import LabelSettings
 from prism_prm.train.recipe import Recipe
-from prism_prm.train.train_prm import TrainingRun
+from prism_prm.train.train_prm import train_prm
 from prism_prm.tree import StepTree
 
 SEEDS = (20, 21, 22, 23, 24)
@@ -121,7 +121,9 @@ class DemoWorld:
         from accelerate import Accelerator
 
         return Path(
-            TrainingRun(from_mapping(Recipe, recipe), self.folder / f"run-{name}", Accelerator(cpu=True)).go()["best"]
+            train_prm(from_mapping(Recipe, recipe), self.folder / f"run-{name}", accelerator=Accelerator(cpu=True))[
+                "best"
+            ]
         )
 
     def pairs(self, name: str) -> list[StepTree]:

@@ -29,7 +29,7 @@ from prism_prm.search.methods import SearchSettings
 from prism_prm.search.step_scores import StepScores, scores_by_prm
 from prism_prm.store import Request, ScoreStore
 from prism_prm.train.recipe import Recipe
-from prism_prm.train.train_prm import TrainingRun
+from prism_prm.train.train_prm import train_prm
 
 if TYPE_CHECKING:
     from prism_prm.rl.alarm import TrainedPolicy
@@ -151,9 +151,8 @@ class SeedRun:
         from accelerate import Accelerator
 
         folder = self.folder / f"{name}-{content_key(FORMAT, recipe)}"
-        run = TrainingRun(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True))
         with prefixed(name), stoppable(lambda: f"of {name}"):
-            finished = run.go()
+            finished = train_prm(from_mapping(Recipe, recipe), folder, accelerator=Accelerator(cpu=True))
         return Path(finished["best"]), finished["rounds"]
 
     def _scored(self, name: str, prm: Path, world: World) -> Scored:
