@@ -31,7 +31,7 @@ from prism_prm.errors import PrismError
 from prism_prm.files import whole_folder
 from prism_prm.losses import Objective
 from prism_prm.models.packing import Layout, PackedBatch, Row
-from prism_prm.train.batches import MicroBatch, RowLimits, micro_batches, over_limit, parts_of_update, plan_updates
+from prism_prm.train.batches import RowLimits, micro_batches, over_limit, parts_of_update, plan_updates
 from prism_prm.train.model import is_sharded, placed_like, to_training, whole
 from prism_prm.train.recipe import TrainSettings
 
@@ -52,7 +52,7 @@ class Checkpoints:
         self.keep = keep
 
     def last(self) -> Path | None:
-        """The newest one."""
+        """The newest checkpoint."""
         return max((path for path in self._all() if (path / STATE_FILE).exists()), default=None)
 
     def _all(self) -> list[Path]:
@@ -66,14 +66,14 @@ class Checkpoints:
     def save(
         self, done: int, plan: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, accelerator: Accelerator
     ) -> None:
-        """Write one, then remove older ones."""
+        """Write a checkpoint, then remove older ones."""
         place = self.folder / f"update-{done:06d}"
         is_main = accelerator.is_main_process
         if is_main:
             for unfinished in self.folder.glob(".update-*.part"):  # of a killed run
                 shutil.rmtree(unfinished, ignore_errors=True)
         with whole_folder(place) if is_main else contextlib.nullcontext() as aside:
-            files = _write(_tensors(model, optimizer), aside)
+            files = _write(model, optimizer, aside)
             if aside:
                 progress = {"updates_done": done, "plan": plan, "files": files}
                 (aside / STATE_FILE).write_text(json.dumps(progress))
@@ -83,7 +83,7 @@ class Checkpoints:
         accelerator.wait_for_everyone()
 
     def load(self, plan: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Take over the last one's weights and optimiser; how many updates were made."""
+        """Load the newest one's weights and optimizer; gives the number of updates that were made."""
         last = self.last()
         if last is None:
             return 0
@@ -99,20 +99,15 @@ class Checkpoints:
         return int(progress["updates_done"])
 
 
-def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """All that an update changes, in the same order on every process: `name` of a weight, `name key` of its state."""
-    for name, parameter in _trained(model):
-        yield name, parameter.detach()
-        for key, value in optimizer.state[parameter].items():
-            yield f"{name} {key}", value
+def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+def _write(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path | None) -> int:
+    """Write all that an update changes, and count the files; a process without a folder only gives its parts.
 
-
-def _write(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path | None) -> int:
-    """Write files of whole tensors, and count them; a process without a folder only gives its parts."""
+    The order is the same on every process: `name` of a weight, then `name key` of its optimizer state.
+    """
     held: dict[str, torch.Tensor] = {}
     num_files = 0
 
@@ -123,12 +118,14 @@ def _write(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path | None) -> 
             num_files += 1
             held.clear()
 
-    for name, tensor in tensors:
-        full = whole(tensor)
-        if folder:
-            held[name] = full.contiguous()
-            if sum(value.nbytes for value in held.values()) >= FILE_BYTES:
-                flush()
+    for name, parameter in _trained(model).items():
+        state = {f"{name} {key}": value for key, value in optimizer.state[parameter].items()}
+        for key, tensor in ({name: parameter.detach()} | state).items():
+            full = whole(tensor)
+            if folder:
+                held[key] = full.contiguous()
+                if sum(value.nbytes for value in held.values()) >= FILE_BYTES:
+                    flush()
     flush()
     return num_files
 
@@ -138,7 +135,7 @@ def _read(folder: Path, num_files: int, model: torch.nn.Module, optimizer: torch
     paths = sorted(folder.glob("state-*.safetensors"))
     if len(paths) != num_files:
         raise ValueError(f"{len(paths)} of {num_files} files")
-    trained, found = dict(_trained(model)), set()
+    trained, found = _trained(model), set()
     for path in paths:
         for full_name, value in load_file(path).items():
             name, _, key = full_name.partition(" ")
@@ -179,7 +176,7 @@ class TrainingRound:
 
     name: str
     model: torch.nn.Module
-    """As the optimiser sees it: a PRM's module, perhaps wrapped by peft or sharded."""
+    """As the optimizer sees it: a PRM's module, perhaps wrapped by peft or sharded."""
     family: Layout
     make_batch: Callable[[Sequence[Row]], PackedBatch]
     limits: RowLimits
@@ -254,7 +251,7 @@ class TrainingRound:
 
     def _update(self, accelerator: Accelerator, model: Any, optimizer: Any, number: int) -> dict[str, Any]:
         """One update; raises before the weights change if its loss or gradient is not a number."""
-        settings, update = self.settings, self.updates[number]
+        settings, update, device = self.settings, self.updates[number], accelerator.device
         parts = parts_of_update(self.examples, update, self.family, settings.pack, self.limits)
         batches = micro_batches(
             parts, self.make_batch, settings.microbatch_tokens, accelerator.process_index, accelerator.num_processes
@@ -265,43 +262,33 @@ class TrainingRound:
             # back would be whole on every process, and need more memory than sharding saves.
             at_once = is_sharded(model) or i == len(batches) - 1
             with contextlib.nullcontext() if at_once else accelerator.no_sync(model):
-                loss_N = self._losses(model, micro, accelerator.device)
-                self._check_losses(number, micro, loss_N.detach())
+                log_odds_R = model(micro.batch.to(device))[:, 0]
+                read_NK = log_odds_R[micro.reads_NK.to(device)]
+                if self.examples.labels is None:
+                    loss_N = self.objective.of_pairs(read_NK[:, 0], read_NK[:, 1])
+                else:
+                    labels_N = torch.as_tensor(self.examples.labels[micro.examples], dtype=read_NK.dtype, device=device)
+                    loss_N = self.objective.of_steps(read_NK[:, 0], labels_N)
+                bad_N = ~torch.isfinite(loss_N.detach())
+                if bad_N.any():  # the launcher then ends the other processes
+                    bad = self.examples.ids[micro.examples[bad_N.cpu().numpy()]]
+                    raise self._not_finite(number, f"loss {loss_N[bad_N][0].item()}", bad)
                 # Processes average their gradients; the update's loss is the mean over all its examples.
                 accelerator.backward(loss_N.sum() * (micro.weight * accelerator.num_processes / len(update)))
             total += micro.weight * float(loss_N.detach().sum())
-        norm = self._gradient_norm(accelerator, model)
+        norm = float(whole(accelerator.clip_grad_norm_(model.parameters(), settings.max_grad_norm or math.inf)))
         if not math.isfinite(norm):
             raise self._not_finite(number, f"gradient norm {norm}", self.examples.ids[update])
         optimizer.step()
         optimizer.zero_grad()
         tokens = sum(micro.batch.input_ids_BL.numel() for micro in batches)
-        sums = torch.tensor([total, tokens], dtype=torch.float64, device=accelerator.device)
+        sums = torch.tensor([total, tokens], dtype=torch.float64, device=device)
         loss, all_tokens = accelerator.reduce(sums, "sum").tolist()
         return {
             "round": self.name, "update": number, "updates": len(self.updates), "loss": loss / len(update),
             "grad_norm": norm, "examples": len(update), "tokens": int(all_tokens),
             "max_per_tree": int(np.unique(self.examples.tree[update], return_counts=True)[1].max()),
         }  # fmt: skip
-
-    def _losses(self, model: Any, micro: MicroBatch, device: torch.device) -> torch.Tensor:
-        log_odds_R = model(micro.batch.to(device))[:, 0]
-        read_NK = log_odds_R[micro.reads_NK.to(device)]
-        if self.examples.labels is None:
-            return self.objective.of_pairs(read_NK[:, 0], read_NK[:, 1])
-        labels_N = torch.as_tensor(self.examples.labels[micro.examples], dtype=read_NK.dtype, device=device)
-        return self.objective.of_steps(read_NK[:, 0], labels_N)
-
-    def _gradient_norm(self, accelerator: Accelerator, model: Any) -> float:
-        norm = accelerator.clip_grad_norm_(model.parameters(), self.settings.max_grad_norm or math.inf)
-        return float(whole(norm))
-
-    def _check_losses(self, number: int, micro: MicroBatch, loss_N: torch.Tensor) -> None:
-        """Raise before the backward pass if a loss is not a number; the launcher then ends the other processes."""
-        bad_N = ~torch.isfinite(loss_N)
-        if bad_N.any():
-            bad = self.examples.ids[micro.examples[bad_N.cpu().numpy()]]
-            raise self._not_finite(number, f"loss {loss_N[bad_N][0].item()}", bad)
 
     def _not_finite(self, number: int, what: str, ids: Ints) -> NotFiniteError:
         kind = "pairs" if self.examples.labels is None else "labelled steps"

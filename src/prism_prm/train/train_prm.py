@@ -139,9 +139,8 @@ def train_prm(
             say(run.validation.described())
         split = Split.read(data, TRAIN)
         train, kinds, examples = examples_that_fit(split, recipe, base)
-        say(
-            f"{len(train)} examples of {len(split.trees)} trees to train on; {examples['too_long']} left out as too long"
-        )
+        left_out = examples["too_long"]
+        say(f"{len(train)} examples of {len(split.trees)} trees to train on; {left_out} left out as too long")
         run.content = {
             "base PRM": base.model_hash(),
             "training data": train.content_key(),
