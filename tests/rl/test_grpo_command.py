@@ -22,6 +22,7 @@ from loopback import Answer, serve
 from payloads import OWN
 from prism_prm import init_prm, open_policy
 from prism_prm.cli import app
+from prism_prm.config import read_settings
 from prism_prm.errors import ConfigError
 from prism_prm.grading.graders import Level
 from prism_prm.lab.world.problems import draw_problems
@@ -29,7 +30,7 @@ from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.tokens import PRM_SETTINGS, prompt_of
 from prism_prm.rl import train_policy
 from prism_prm.rl.alarm import GREEDY, PROXY, VOTE, EvalPoint, TrainedPolicy, read_points
-from prism_prm.rl.recipe import GrpoRecipe, ProblemSets, read_grpo_recipe
+from prism_prm.rl.recipe import GrpoRecipe, ProblemSets
 from prism_prm.rl.train_policy import split_problems
 
 RECIPE = """
@@ -169,13 +170,13 @@ def test_a_full_disk_is_one_line(run: Path, folder: Path, tmp_path: Path, share:
 
 
 def test_problems_are_disjoint_and_what_is_left_out_is_said(folder: Path, said: list[str]) -> None:
-    recipe = read_grpo_recipe(folder / "recipe.toml", ["problems.num_held_out=3"])
+    recipe = read_settings(GrpoRecipe, folder / "recipe.toml", ["problems.num_held_out=3"])
     train, held_out = split_problems(recipe)
     assert len(held_out) == 3
     assert len(train) == 45, "two of the 47 are evaluated on"
     assert said == ["2 of 47 problems are also held out or used for evaluation, and are left out."]
     with pytest.raises(ConfigError, match="0 problems to train on"):
-        split_problems(read_grpo_recipe(folder / "recipe.toml", ["problems.num_held_out=50"]))
+        split_problems(read_settings(GrpoRecipe, folder / "recipe.toml", ["problems.num_held_out=50"]))
 
 
 def test_recipes_that_cannot_run_are_refused() -> None:

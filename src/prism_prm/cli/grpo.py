@@ -45,9 +45,10 @@ def grpo(
     falls. Tasks are solved before and after, as in `prism search`. Rerun the same command to resume from the last
     checkpoint.
     """
-    from prism_prm.rl.recipe import check_places, read_grpo_recipe
+    from prism_prm.config import read_settings
+    from prism_prm.rl.recipe import GrpoRecipe, check_places
 
-    settings = read_grpo_recipe(recipe, assignments or [])
+    settings = read_settings(GrpoRecipe, recipe, assignments or [])
     folder = out or check_folder(str(Path("runs") / recipe.stem))
     check_places(settings)
     from prism_prm.rl.train_policy import train_policy

@@ -63,7 +63,11 @@ def pure(group: Sequence[Graded]) -> list[Floats]:
     The baseline is the return per TOKEN of the other solutions of the group, taken off each step by its length. With
     scores in [0, 1] and a baseline per solution, training collapses: every step more would pay.
     """
-    rewards = [_min_form(np.asarray(solution.scores, dtype=np.float64)) for solution in group]
+    rewards = []
+    for solution in group:
+        signed = 2 * np.asarray(solution.scores, dtype=np.float64) - 1
+        weights = np.exp((signed.min() - signed) / PURE_TEMPERATURE)
+        rewards.append(weights / weights.sum() * signed)
     lengths = [np.asarray(solution.num_tokens, dtype=np.float64) for solution in group]
     returns, totals = np.array([own.sum() for own in rewards]), np.array([own.sum() for own in lengths])
     advantages = []
@@ -120,12 +124,6 @@ def delta(rewards: Floats) -> Floats:
     """
     kept = np.append(rewards[:-1], 0.0)
     return np.append(kept[:-1] - kept[1:], 0.0)
-
-
-def _min_form(scores: Floats) -> Floats:
-    signed = 2 * scores - 1
-    weights = np.exp((signed.min() - signed) / PURE_TEMPERATURE)
-    return np.asarray(weights / weights.sum() * signed)
 
 
 def _to_go(rewards: Floats) -> Floats:

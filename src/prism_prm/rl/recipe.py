@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from prism_prm.aggregate import check_aggregator
 from prism_prm.backends.open_scorer import check_scorer
 from prism_prm.backends.policy import Prompting, Sampling
-from prism_prm.config import Count, Natural, NotNegative, Share, check, read_settings
+from prism_prm.config import Count, Natural, NotNegative, Share, check
 from prism_prm.data.inputs import find_sources
 from prism_prm.data.tasks import Level
 from prism_prm.errors import ConfigError
@@ -86,7 +84,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, slots=True)
 class GrpoRecipe:
-    """One run of `prism grpo`."""
+    """One run of `prism grpo`; paths in it are relative to the working directory."""
 
     policy: str = ""
     """Folder or hub id of the causal language model to train."""
@@ -114,11 +112,6 @@ class GrpoRecipe:
         find_credit(self.credit)
         if not self.prm and self.credit != "outcome":
             raise ConfigError(f"credit = {self.credit!r} needs step scores: name a PRM, or use outcome")
-
-
-def read_grpo_recipe(path: str | Path, assignments: Sequence[str] = ()) -> GrpoRecipe:
-    """A recipe for `train_policy`; paths in it are relative to the working directory."""
-    return read_settings(GrpoRecipe, path, assignments)
 
 
 def check_places(recipe: GrpoRecipe) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,49 +33,42 @@ from prism_prm.tree import ROOT, Step, StepTree
 log = logging.getLogger(__name__)
 
 
-class _Growing:
-    """The tree of one problem's solutions."""
-
-    def __init__(self, problem: str) -> None:
-        self.problem = problem
-        self.nodes: dict[tuple[int, str], int] = {}
-
-    def add(self, steps: Sequence[str]) -> list[int]:
-        """The nodes of a solution's steps; those of a beginning that was there before are shared."""
-        path, before = [], ROOT
-        for step in steps:
-            before = self.nodes.setdefault((before, step), len(self.nodes))
-            path.append(before)
-        return path
-
-    def tree(self, tree_id: int) -> StepTree:
-        steps = tuple(Step(text) for _, text in self.nodes)
-        return StepTree(tree_id, self.problem, steps, tuple(parent for parent, _ in self.nodes), ())
-
-
 def score_solutions(scorer: Scorer, problems: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Floats]:
     """P(right) of each step of each solution; NaN where the scorer cannot read a step, or it is too long.
 
     A step that cannot be read is left out, and those after it are read after the steps before it. A scorer that is
     `by_sample` may score equal solutions differently: each is a tree of its own.
     """
-    by_sample = scorer.by_sample
-    owners = [(problem, i if by_sample else 0) for i, problem in enumerate(problems)]
-    trees: dict[tuple[str, int], _Growing] = {}
-    paths: list[list[int]] = []
-    read: list[list[int]] = []  # for each solution the numbers of the steps that can be read
+    owners = [(problem, i if scorer.by_sample else 0) for i, problem in enumerate(problems)]
+    nodes: dict[tuple[str, int], dict[tuple[int, str], int]] = defaultdict(dict)  # of each tree: (parent, step) → node
+    paths: list[dict[int, int]] = []  # of each solution: the number of a step that can be read → its node
     for owner, steps in zip(owners, solutions, strict=True):
-        problem, _ = owner
-        readable = _readable(scorer, problem, steps)
-        read.append(readable)
-        paths.append(trees.setdefault(owner, _Growing(problem)).add([steps[k] for k in readable]))
-    packed = {owner: own.tree(i) for i, (owner, own) in enumerate(trees.items()) if own.nodes}
-    scores = dict(zip(packed, _score(scorer, list(packed.values())), strict=True))
+        path, before, tree_nodes = {}, ROOT, nodes[owner]
+        for k in _readable(scorer, owner[0], steps):
+            path[k] = before = tree_nodes.setdefault((before, steps[k]), len(tree_nodes))
+        paths.append(path)
+    by_owner = {
+        owner: StepTree(i, owner[0], tuple(Step(text) for _, text in own), tuple(parent for parent, _ in own), ())
+        for i, (owner, own) in enumerate(nodes.items())
+        if own
+    }
+    trees = list(by_owner.values())
+    try:
+        scores = scorer.score_trees(trees)
+    except DataError as error:
+        log.warning("a tree of steps was refused, and the trees of this batch are scored one by one: %s", error)
+        scores = []
+        for tree in trees:
+            try:
+                scores += scorer.score_trees([tree])
+            except DataError:
+                scores.append(TreeScores(scorer.outputs, np.full((len(tree.nodes), len(scorer.outputs)), np.nan)))
+    scored = dict(zip(by_owner, scores, strict=True))
     found = []
-    for owner, steps, numbers, path in zip(owners, solutions, read, paths, strict=True):
+    for owner, steps, path in zip(owners, solutions, paths, strict=True):
         own = np.full(len(steps), np.nan)
         if path:
-            own[numbers] = scores[owner].probability[path]
+            own[list(path)] = scored[owner].probability[list(path.values())]
         found.append(own)
     return found
 
@@ -86,7 +79,7 @@ def _readable(scorer: Scorer, problem: str, steps: Sequence[str]) -> list[int]:
     for k, step in enumerate(steps):
         if scorer.can_score(step, len(numbers)):
             numbers.append(k)
-    if scorer.on_too_long == "skip":  # it says so itself, by NaN
+    if scorer.on_too_long == "skip":  # it returns NaN itself
         return numbers
 
     def size(count: int) -> int:
@@ -97,22 +90,6 @@ def _readable(scorer: Scorer, problem: str, steps: Sequence[str]) -> list[int]:
     if scorer.on_too_long == "drop-left-steps":  # only what is too long by itself is lost
         return [k for k in numbers if scorer.count_tokens(StepTree.chain(problem, [steps[k]])) <= scorer.context]
     return numbers[: max(0, bisect_right(range(len(numbers) + 1), scorer.context, key=size) - 1)]
-
-
-def _score(scorer: Scorer, trees: list[StepTree]) -> list[TreeScores]:
-    """The trees' scores; where a scorer refuses one of them, that one has none."""
-    try:
-        return scorer.score_trees(trees)
-    except DataError as error:
-        log.warning("a tree of steps was refused, and the trees of this batch are scored one by one: %s", error)
-        return [_score_alone(scorer, tree) for tree in trees]
-
-
-def _score_alone(scorer: Scorer, tree: StepTree) -> TreeScores:
-    try:
-        return scorer.score_trees([tree])[0]
-    except DataError:
-        return TreeScores(scorer.outputs, np.full((len(tree.nodes), len(scorer.outputs)), np.nan))
 
 
 def problem_text(prompt: Any) -> str:
@@ -302,11 +279,19 @@ class PRMReward:
         **columns: Any,
     ) -> list[float | None]:
         """The reward of each completion, as TRL asks for it: texts or conversations, and the dataset's columns."""
-        asked = columns.get(self.problem) or prompts
+        cut: list[bool] | None = None
+        if self.eos is not None and completion_ids is not None:
+            cut = [not len(ids) or int(ids[-1]) not in self.eos for ids in completion_ids]
+        elif self.gate and not self._warned:
+            log.warning(
+                "%s cannot tell which completions were cut off, only which state no answer: give it "
+                "eos=tokenizer.eos_token_id", self.__name__,
+            )  # fmt: skip
+            self._warned = True
         self.last = self.judge(
-            [problem_text(one) for one in asked],
+            [problem_text(one) for one in columns.get(self.problem) or prompts],
             [reply_text(one) for one in completions],
-            cut=self._are_cut(completion_ids),
+            cut=cut,
             references=columns.get(self.reference),
         )
         if log_metric is not None:
@@ -336,22 +321,36 @@ class PRMReward:
         """
         solutions = [cut_steps(text, self.stop) for text in texts]
         probabilities = score_solutions(self.scorer, problems, solutions)
-        asked = self._asked(problems, references)
+        if references is None:
+            asked = [TaskProblem(problem) for problem in problems]
+        else:  # what judges a problem tells answers and programs apart
+            pairs = zip(problems, references, strict=True)
+            asked = [TaskProblem.with_reference(problem, str(reference)) for problem, reference in pairs]
         answers = [self.grader.extract(problem, text).answer for problem, text in zip(asked, texts, strict=True)]
-        verdicts = self._verdicts(list(zip(asked, answers, strict=True)), references)
+        correct: list[bool | None] = [None] * len(texts)
+        if self.verifiable:
+            if references is None:
+                raise ConfigError(
+                    f"verifiable = {self.verifiable} needs reference answers, and the dataset has no column "
+                    f"{self.reference!r}. Name the column with reference=."
+                )
+            correct = [verdict.correct for verdict in self.grader.judge(list(zip(asked, answers, strict=True)))]
         judged = [
-            self._judged(tuple(steps), found, answer, verdict, is_cut)
-            for steps, found, answer, verdict, is_cut in zip(
-                solutions, probabilities, answers, verdicts, cut or [False] * len(texts), strict=True
-            )
+            self._judged(*one)
+            for one in zip(solutions, probabilities, answers, correct, cut or [False] * len(texts), strict=True)
         ]
-        self._count(judged)
+        self.counts["completions"] += len(judged)
+        self.counts["steps"] += sum(len(one.steps) for one in judged)
+        self.counts["gated"] += sum(one.gated for one in judged)
+        self.counts["cut"] += sum(one.cut for one in judged)
+        self.counts["unanswered"] += sum(one.answer is None for one in judged)
+        self.counts["unreadable"] += sum(one.num_unreadable for one in judged)
         return judged
 
     def _judged(
-        self, steps: tuple[str, ...], found: Floats, answer: str | None, correct: bool | None, cut: bool
+        self, steps: Sequence[str], found: Floats, answer: str | None, correct: bool | None, cut: bool
     ) -> Judged:
-        steps, found = (steps, found) if steps else (("",), np.array([np.nan]))
+        steps, found = (steps, found) if steps else ([""], np.array([np.nan]))
         gated = self.gate and (cut or answer is None)
         scores = np.zeros(len(found)) if gated else np.nan_to_num(found, nan=0.0)
         rewards, reward = scores, solution_score(scores, self.aggregator)
@@ -362,47 +361,9 @@ class PRMReward:
             rewards = differences(rewards)
         bonus = self.verifiable if correct and not gated else 0.0
         return Judged(
-            steps, tuple(found.tolist()), tuple(scores.tolist()), tuple(rewards.tolist()), reward, answer, correct,
-            bonus, cut, gated,
+            tuple(steps), tuple(found.tolist()), tuple(scores.tolist()), tuple(rewards.tolist()), reward, answer,
+            correct, bonus, cut, gated,
         )  # fmt: skip
-
-    def _asked(self, problems: Sequence[str], references: Sequence[object] | None) -> list[TaskProblem]:
-        """The problems with what judges them, so that answers and programs can be told apart."""
-        if references is None:
-            return [TaskProblem(problem) for problem in problems]
-        asked = zip(problems, references, strict=True)
-        return [TaskProblem.with_reference(problem, str(reference)) for problem, reference in asked]
-
-    def _verdicts(
-        self, answers: Sequence[tuple[TaskProblem, str | None]], references: Sequence[object] | None
-    ) -> list[bool | None]:
-        if not self.verifiable:
-            return [None] * len(answers)
-        if references is None:
-            raise ConfigError(
-                f"verifiable = {self.verifiable} needs reference answers, and the dataset has no column "
-                f"{self.reference!r}. Name the column with reference=."
-            )
-        return [verdict.correct for verdict in self.grader.judge(answers)]
-
-    def _are_cut(self, completion_ids: Sequence[Sequence[int]] | None) -> list[bool] | None:
-        if self.eos is not None and completion_ids is not None:
-            return [not len(ids) or int(ids[-1]) not in self.eos for ids in completion_ids]
-        if self.gate and not self._warned:
-            log.warning(
-                "%s cannot tell which completions were cut off, only which state no answer: give it "
-                "eos=tokenizer.eos_token_id", self.__name__,
-            )  # fmt: skip
-            self._warned = True
-        return None
-
-    def _count(self, judged: Sequence[Judged]) -> None:
-        self.counts["completions"] += len(judged)
-        self.counts["steps"] += sum(len(one.steps) for one in judged)
-        self.counts["gated"] += sum(one.gated for one in judged)
-        self.counts["cut"] += sum(one.cut for one in judged)
-        self.counts["unanswered"] += sum(one.answer is None for one in judged)
-        self.counts["unreadable"] += sum(one.num_unreadable for one in judged)
 
 
 def _refuse_gaps(prm: Scorer | str | Path, loading: Mapping[str, Any] | None) -> None:
@@ -474,7 +435,13 @@ def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
             given[name] = text
     if "prm" not in given:
         raise ConfigError(f"No PRM is named; set {PREFIX}PRM to the folder or hub id of one.")
-    return _make_reward(**{name: _read(name, value) for name, value in given.items()})
+    for name, value in given.items():
+        if isinstance(value, str):
+            try:
+                given[name] = OPTIONS[name](value)
+            except ValueError as error:
+                raise ConfigError(f"{PREFIX}{name.upper()}: {error}") from None
+    return _make_reward(**given)
 
 
 def without_end(text: str) -> tuple[str, bool]:
@@ -484,15 +451,6 @@ def without_end(text: str) -> tuple[str, bool]:
         return text, False
     there = text.rstrip().endswith(end)
     return (text.rstrip().removesuffix(end), False) if there else (text, True)
-
-
-def _read(name: str, value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return OPTIONS[name](value)
-    except ValueError as error:
-        raise ConfigError(f"{PREFIX}{name.upper()}: {error}") from None
 
 
 @lru_cache

@@ -77,17 +77,16 @@ class TokenSpans:
     def starts(self, ids: Sequence[int]) -> list[int]:
         """Where in the decoded text the first character of each token stands."""
         whole = self._decode(ids)
-        pieces = [self._piece(token) for token in ids]
+        for token in set(ids).difference(self._pieces):  # within a text: some decoders drop the space at its beginning
+            self._pieces[token] = self._decode([token, token])[len(self._decode([token])) :]
+        pieces = [self._pieces[token] for token in ids]
         # Most texts are their tokens' texts, one after the other, maybe without a space at the very beginning.
         joined = "".join(pieces)
         missing = len(joined) - len(whole)
         if missing in (0, 1) and joined.endswith(whole) and joined[:missing].isspace() == bool(missing):
             ends = list(accumulate(map(len, pieces), initial=0))
             return [max(0, end - missing) for end in ends[:-1]]
-        return self._streamed(ids)
-
-    def _streamed(self, ids: Sequence[int]) -> list[int]:
-        """The same where characters are spread over tokens: what each token adds to the text of a few before it."""
+        # Characters are spread over tokens: what does each token add to the text of a few before it?
         starts, length = [], 0
         before = read = 0
         for i in range(len(ids)):
@@ -97,13 +96,6 @@ class TokenSpans:
                 length += len(more) - len(known)
                 before, read = read, i + 1
         return starts
-
-    def _piece(self, token: int) -> str:
-        """The text of a token within a text; some decoders drop the space at the beginning of one."""
-        if token not in self._pieces:
-            twice, once = self._decode([token, token]), self._decode([token])
-            self._pieces[token] = twice[len(once) :]
-        return self._pieces[token]
 
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -1,4 +1,8 @@
-"""Section [train] of a recipe; separate from the training loop, so that a recipe can be read without torch."""
+"""A recipe: everything that decides a run, in one TOML file; this module needs no torch.
+
+[data.read] is documented in data/draft.py, [data.pairs] in data/pair_rules.py, [objective] in losses.py, [curriculum]
+in curriculum.py, and the rest here.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ from prism_prm.train.batches import RowLimits, batch_maker, too_long
 from prism_prm.train.log import RunLog, check_reporters
 from prism_prm.train.loop import TrainingRound
 from prism_prm.train.margins import fill_cache, histogram, margins_of, score_examples, write_margins
-from prism_prm.train.model import count, is_to_shard, prepare, release_memory, save_trained, spread
+from prism_prm.train.model import count, is_to_shard, prepare, save_trained, spread
 from prism_prm.train.recipe import Recipe, load_recipe
 from prism_prm.train.validation import Validation, best_round
 
@@ -299,7 +300,9 @@ class _Run:
             shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
         accelerator.wait_for_everyone()
         accelerator.free_memory()
-        release_memory()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def validate(self, name: str, place: PRM | Path) -> dict[str, Any]:
         """The metrics of a round; the threshold they give goes into its PRM folder."""
