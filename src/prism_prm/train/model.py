@@ -73,7 +73,7 @@ def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.n
             'set it to 0 there, or train with hardware.attn = "sdpa".'
         )
     backbone = module.backbone
-    embedding = backbone.get_input_embeddings()
+    embedding: Any = backbone.get_input_embeddings()
     if (hardware.frozen_layers or hardware.lora is not None) and getattr(
         module.head, "weight", None
     ) is embedding.weight:
