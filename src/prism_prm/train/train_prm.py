@@ -97,7 +97,7 @@ def train_prm(
         Job(folder, is_main=is_main) as job,
         contextlib.ExitStack() as stack,
     ):
-        run = _Run(recipe, folder, accelerator)
+        run = _Stages(recipe, folder, accelerator)
 
         # Before the first update, existing results are reused by content, so that mistakes can be corrected; afterwards
         # as they are, provided that what they were made from has not changed.
@@ -183,7 +183,7 @@ def train_prm(
     return {**finished, "best": str(folder / finished["best"])}
 
 
-class _Run:
+class _Stages:
     """What the stages share; under `accelerate launch` every process has its own of the same."""
 
     def __init__(self, recipe: Recipe, folder: Path, accelerator: Accelerator) -> None:
@@ -415,7 +415,7 @@ def noticing_losses() -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):  # gloo has no class for it
             raise PrismError(
-                "Another process of this run has ended, so this one cannot go on. If it gives no error of its own, it "
+                "Another process of this run has ended, so this one cannot continue. If it gives no error of its own, it "
                 "was killed, perhaps for lack of memory. Rerun the command, with any number of processes, to resume."
             ) from error
         raise
