@@ -46,14 +46,14 @@ Credit = Callable[[Sequence[Graded]], list[Floats]]
 
 def outcome(group: Sequence[Graded]) -> list[Floats]:
     """(r − mean) / std over the group, the same for all steps: GRPO as it is."""
-    advantages = standardise(np.array([solution.reward for solution in group]))
+    advantages = standardize(np.array([solution.reward for solution in group]))
     return [np.full(len(one.scores), advantage) for one, advantage in zip(group, advantages, strict=True)]
 
 
 def process(group: Sequence[Graded]) -> list[Floats]:
-    """DeepSeekMath 4.1.3: standardise the rewards of all steps of the group; a step gets the sum from itself on."""
+    """DeepSeekMath 4.1.3: standardize the rewards of all steps of the group; a step gets the sum from itself on."""
     rewards = [np.asarray(solution.rewards, dtype=np.float64) for solution in group]
-    standard = standardise(np.concatenate(rewards))
+    standard = standardize(np.concatenate(rewards))
     return [_to_go(part) for part in np.split(standard, np.cumsum([len(own) for own in rewards])[:-1])]
 
 
@@ -105,7 +105,7 @@ def find_credit(name: str) -> Credit:
     return CREDITS[name]
 
 
-def standardise(values: Floats) -> Floats:
+def standardize(values: Floats) -> Floats:
     """Less the mean, over the standard deviation; a value alone is 0."""
     if len(values) < 2:
         return np.zeros(len(values))

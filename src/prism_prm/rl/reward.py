@@ -264,7 +264,7 @@ class PRMReward:
         return self._own_grader
 
     def close(self) -> None:
-        """End the processes that judge answers, where there are any."""
+        """End the processes that judge answers, if there are any."""
         if self._own_grader is not None:
             self._own_grader.close()
             self._own_grader = None

@@ -31,7 +31,7 @@ from prism_prm.job import content_key, refuse_changes
 from prism_prm.models.load_lm import hash_tensors, language_model, plain_config, quiet_transformers
 from prism_prm.models.model_files import local_folder, tokenizer_text
 from prism_prm.rl.alarm import LOG, POLICY, RUN, MonitorSettings, TrainedPolicy, read_run_file, read_trained_policy
-from prism_prm.rl.credit import STEPS_ONLY, Graded, find_credit, standardise
+from prism_prm.rl.credit import STEPS_ONLY, Graded, find_credit, standardize
 from prism_prm.rl.monitor import Gold, Monitor, Reward, Row
 from prism_prm.rl.reward import AsyncPRMReward, PRMReward
 
@@ -138,7 +138,7 @@ class _Local:
 class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """TRL's `GRPOTrainer` with credit for single steps; exactly one `PRMReward` has a weight.
 
-    Further reward functions, and a `PRMReward`'s own reward for right answers, are standardised over each group and
+    Further reward functions, and a `PRMReward`'s own reward for right answers, are standardized over each group and
     added to all tokens; under the credits `outcome` and `progress` they are part of the solution's reward.
 
     Args:
@@ -212,7 +212,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         for start in range(0, len(solutions), size):
             steps = find_credit(self.credit)(solutions[start : start + size])
             if self.credit in STEPS_ONLY:
-                whole = standardise(beside[start : start + size])
+                whole = standardize(beside[start : start + size])
                 steps = [weight * own + more for own, more in zip(steps, whole, strict=True)]
             found += steps
         first = self.accelerator.process_index * len(local.graded)

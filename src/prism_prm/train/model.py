@@ -73,12 +73,12 @@ def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.n
             'set it to 0 there, or train with hardware.attn = "sdpa".'
         )
     backbone = module.backbone
-    embedding: Any = backbone.get_input_embeddings()
-    if (hardware.frozen_layers or hardware.lora is not None) and getattr(
-        module.head, "weight", None
-    ) is embedding.weight:
+    embedding = backbone.get_input_embeddings()
+    shared: torch.Tensor = embedding.weight
+    is_partial = hardware.frozen_layers or hardware.lora is not None
+    if is_partial and getattr(module.head, "weight", None) is shared:
         # A head that is the embedding too gets its own weights: it is trained, the embedding is not.
-        module.head.weight = torch.nn.Parameter(embedding.weight.detach().clone())
+        module.head.weight = torch.nn.Parameter(shared.detach().clone())
         module.config.tie_word_embeddings = False
     if layers := hardware.frozen_layers:
         if layers > len(backbone.layers):

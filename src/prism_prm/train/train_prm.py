@@ -415,7 +415,7 @@ def noticing_losses() -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):  # gloo has no class for it
             raise PrismError(
-                "Another process of this run has ended, so this one cannot continue. If it gives no error of its own, it "
-                "was killed, perhaps for lack of memory. Rerun the command, with any number of processes, to resume."
+                "Another process of this run has ended, so this one cannot continue. If it gives no error of its own, "
+                "it was killed, perhaps for lack of memory. Rerun the command, with any number of processes, to resume."
             ) from error
         raise
