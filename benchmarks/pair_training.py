@@ -32,8 +32,8 @@ from prism_prm.data.pair_rules import PairSettings, annotated_pairs, lookahead_p
 from prism_prm.losses import Objective
 from prism_prm.models.prm import pair_cost
 from prism_prm.train.batches import RowLimits, batch_maker
-from prism_prm.train.loop import Round
-from prism_prm.train.settings import Packing, TrainSettings
+from prism_prm.train.loop import TrainingRound
+from prism_prm.train.recipe import Packing, TrainSettings
 from prism_prm.tree import StepTree
 
 PAIRS_PER_UPDATE = 64
@@ -50,12 +50,12 @@ def real_examples(trees: list[StepTree], lookaheads: int) -> Examples:
     return Examples({tree.tree_id: tree for tree in trees}, np.arange(len(pairs)), *map(np.array, columns))
 
 
-def make_round(prm: PRM, examples: Examples, pack: Packing, per_tree: int, updates: int) -> Round:
+def make_round(prm: PRM, examples: Examples, pack: Packing, per_tree: int, updates: int) -> TrainingRound:
     """The first updates of a round."""
     settings = TrainSettings(
         lr=1e-5, pairs_per_update=PAIRS_PER_UPDATE, max_pairs_per_tree_per_update=per_tree, pack=pack, max_grad_norm=1.0
     )
-    work = Round(
+    work = TrainingRound(
         "benchmark", prm.module, prm.family, batch_maker(prm.module, settings.microbatch_tokens),
         RowLimits(settings.row_tokens, pair_cost(prm.module)), examples, Objective(), settings, (0,),
         Path("no-checkpoints"),

@@ -42,7 +42,7 @@ from prism_prm.models.prm import PRM
 from prism_prm.search.label_engine import label_trees
 from prism_prm.search.label_rules import LabelSettings
 from prism_prm.train.recipe import Recipe
-from prism_prm.train.train_prm import Run
+from prism_prm.train.train_prm import train_prm
 from prism_prm.tree import StepTree
 
 SEEDS = (20, 21, 22, 23, 24)
@@ -120,7 +120,11 @@ class DemoWorld:
     def _train(self, name: str, recipe: dict[str, Any]) -> Path:
         from accelerate import Accelerator
 
-        return Path(Run(from_mapping(Recipe, recipe), self.folder / f"run-{name}", Accelerator(cpu=True)).go()["best"])
+        return Path(
+            train_prm(from_mapping(Recipe, recipe), self.folder / f"run-{name}", accelerator=Accelerator(cpu=True))[
+                "best"
+            ]
+        )
 
     def pairs(self, name: str) -> list[StepTree]:
         """Trees to take pairs from, with labels of this source."""

@@ -43,8 +43,8 @@ from prism_prm.metrics import Ranking, calibration_error, calibration_gaps, fnr,
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.models.prm import PRM, pair_cost
 from prism_prm.train.batches import RowLimits, batch_maker
-from prism_prm.train.loop import Round
-from prism_prm.train.settings import TrainSettings
+from prism_prm.train.loop import TrainingRound
+from prism_prm.train.recipe import TrainSettings
 from prism_prm.tree import StepTree
 
 SHARES = (0.5, 0.7, 0.85, 0.95, 0.98)
@@ -175,7 +175,7 @@ def train(prm: PRM, examples: Examples, objective: Objective, budget: Budget, se
     limits = RowLimits(settings.row_tokens, pair_cost(prm.module))
     maker = batch_maker(prm.module, settings.microbatch_tokens)
     tokens: list[int] = []
-    work = Round(
+    work = TrainingRound(
         "map", prm.module, prm.family, maker, limits, examples, objective, settings, (seed, 0), folder / "checkpoints",
         on_update=lambda line: tokens.append(line["tokens"]),
     )  # fmt: skip

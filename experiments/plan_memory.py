@@ -59,10 +59,9 @@ def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool =
     from prism_prm.plan.plan_training import setup_of
     from prism_prm.plan.skeleton import sizes_of
     from prism_prm.train.batches import RowLimits, batch_maker
-    from prism_prm.train.loop import Round
+    from prism_prm.train.loop import TrainingRound
     from prism_prm.train.model import prepare
-    from prism_prm.train.recipe import HardwareSettings, Lora
-    from prism_prm.train.settings import TrainSettings
+    from prism_prm.train.recipe import HardwareSettings, Lora, TrainSettings
     from prism_prm.tree import Step, StepTree
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -96,7 +95,7 @@ def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool =
     backbone = AutoModel.from_config(config, attn_implementation=ATTENTION["sdpa"])
     module = PrmModule(backbone, family.make_head(hidden, config), family)
     sizes = sizes_of(module)
-    work = Round(
+    work = TrainingRound(
         "plan", prepare(module, chosen, 0), family, batch_maker(module, TOKENS), RowLimits(TOKENS, pair_cost(module)),
         examples, Objective(), settings, (0,), Path(tempfile.gettempdir()) / "no-checkpoints",
     )  # fmt: skip

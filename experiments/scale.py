@@ -38,9 +38,8 @@ from prism_prm.plan.counting import RoundCount, count_round
 from prism_prm.plan.gpus import GIB, Cluster
 from prism_prm.plan.skeleton import Skeleton, Stand, load_skeleton, sizes_of
 from prism_prm.train.batches import RowLimits
-from prism_prm.train.loop import Round
-from prism_prm.train.recipe import TARGETS
-from prism_prm.train.settings import TrainSettings
+from prism_prm.train.loop import TrainingRound
+from prism_prm.train.recipe import TARGETS, TrainSettings
 
 PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
 PHASE_1, MATH_SHEPHERD = 942, 440_000
@@ -121,7 +120,9 @@ def counted(prm: Skeleton, work: Workload, count: int, per_update: int) -> Round
     examples = work.examples
     settings = TrainSettings(pairs_per_update=min(per_update, len(examples)), max_pairs_per_tree_per_update=8)
     limits = RowLimits(settings.row_tokens, pair_cost(prm.module))
-    made = Round("r", prm.module, prm.family, prm.module.collate, limits, examples, Objective(), settings, (0,), PAGE)
+    made = TrainingRound(
+        "r", prm.module, prm.family, prm.module.collate, limits, examples, Objective(), settings, (0,), PAGE
+    )
     return count_round(made, prm.module, count)
 
 

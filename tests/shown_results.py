@@ -20,8 +20,7 @@ from prism_prm.aggregate import Choice
 from prism_prm.backends.policy import PolicySettings, Sampling, StepRequest, Written
 from prism_prm.data.pools import Pool, PoolProblem, Solution
 from prism_prm.grading.problems import Case, ProgramTests, TaskProblem
-from prism_prm.rl.looks import LOOKS, Look, write_looks
-from prism_prm.rl.samples import SamplesFile
+from prism_prm.rl.alarm import POINTS, EvalPoint, SamplesFile, write_points
 from prism_prm.search.grade_pool import Grade, GradedPool, write_solutions
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.recipes import SearchRecipe
@@ -123,8 +122,8 @@ def train(folder: Path, *, num_looks: int = 9) -> None:
             "entropy": 1.2 / (number + 1),
         }
         by_problem = {"proxy": proxy, "answer": right, "greedy/answer": greedy}
-        looks.append(Look(5 * number, by_problem, numbers | {"kl": 0.3 * number**1.5}))
-    write_looks(folder / LOOKS, looks)
+        looks.append(EvalPoint(5 * number, by_problem, numbers | {"kl": 0.3 * number**1.5}))
+    write_points(folder / POINTS, looks)
     file = SamplesFile(folder, [f"{CRATES} ({i + 1})" for i in range(3)] + [HOSTILE[0]], up_to=-1)
     for look in looks:
         solutions = [

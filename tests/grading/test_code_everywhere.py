@@ -18,8 +18,8 @@ from prism_prm.cli import app
 from prism_prm.data.pools import Pool, PoolProblem, Solution
 from prism_prm.data.tasks import problem_of
 from prism_prm.grading.graders import TaskGrader
-from prism_prm.rl.held_out import AnswerGold
-from prism_prm.rl.held_out import Written as Whole
+from prism_prm.rl.monitor import AnswerGold
+from prism_prm.rl.monitor import Rollout as Whole
 from prism_prm.rl.train_policy import AnswerReward
 from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.search.label_engine import by_answer

@@ -149,7 +149,7 @@ def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytes
     assert text.index("> With PRISM (ours), ") < text.index("figures/best-of-n-1.svg") < text.index("| PRM | AUROC ↑ |")
     assert "injected errors: FPR at TPR 90 ↓" in text
     assert text.index("The *embedded world* is a small synthetic task") < text.index("figures/best-of-n-1.svg")
-    policies = {run.prm: [look.mean("answer") for look in result.policies[run].looks] for run in found.runs}
+    policies = {run.prm: [look.mean("answer") for look in result.policies[run].points] for run in found.runs}
     shares = {prm: f"{100 * curve[-1]:.1f} %" for prm, curve in policies.items()}
     assert (
         f"from {100 * policies['base'][0]:.1f} % solved to {shares['base']} with base PRM, "

@@ -32,8 +32,8 @@ from prism_prm.plan.plan_training import remedies
 from prism_prm.plan.skeleton import SIZES, Stand, backbone_sizes, load_skeleton
 from prism_prm.search.recipes import SearchRecipe
 from prism_prm.train.batches import RowLimits, batch_maker, micro_batches, parts_of_update
-from prism_prm.train.loop import Round
-from prism_prm.train.settings import TrainSettings
+from prism_prm.train.loop import TrainingRound
+from prism_prm.train.recipe import TrainSettings
 from prism_prm.train.train_prm import train_prm
 from prism_prm.tree import Step, StepTree
 
@@ -109,8 +109,18 @@ def test_every_process_is_counted(ranks: int, tiny_lm: Callable[..., Path]) -> N
     prm = init_prm(tiny_lm("qwen2"), dtype="float32", device="cpu")
     settings = TrainSettings(pairs_per_update=12, row_tokens=700, microbatch_tokens=900)
     make = batch_maker(prm.module, settings.microbatch_tokens)
-    work = Round("r", prm.module, prm.family, make, RowLimits(700, pair_cost(prm.module)), examples(), Objective(),
-                 settings, (0,), Path("none"))  # fmt: skip
+    work = TrainingRound(
+        "r",
+        prm.module,
+        prm.family,
+        make,
+        RowLimits(700, pair_cost(prm.module)),
+        examples(),
+        Objective(),
+        settings,
+        (0,),
+        Path("none"),
+    )
     counted = count_round(work, prm.module, ranks)
     tokens = weightless = 0
     for update in work.updates:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from prism_prm import ConfigError, DataError, load_prm
-from prism_prm.rl import configured, openrlhf, verl
+from prism_prm.rl import openrlhf, reward, verl
 
 STEPS = ["1 + 2 = 3", "#### 3"]
 TEXT = "\n\n".join(STEPS)
@@ -22,7 +22,7 @@ TEXT = "\n\n".join(STEPS)
 def prm(tiny_prm: Callable[..., Any], tmp_path: Path) -> Iterator[Path]:
     tiny_prm("qwen", "qwen2").save(tmp_path / "prm")
     yield tmp_path / "prm"
-    configured._reward.cache_clear()
+    reward._make_reward.cache_clear()
 
 
 def from_file(module: Any, name: str) -> Any:
@@ -85,14 +85,14 @@ def test_openrlhf(prm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PRISM_RL_PRM", raising=False)
     with pytest.raises(ConfigError, match="set PRISM_RL_PRM"):
-        configured.configured_reward()
+        reward.configured_reward()
     with pytest.raises(ConfigError, match=r"Unknown options \['agregator'\]"):
-        configured.configured_reward({"prm": "x", "agregator": "min"})
+        reward.configured_reward({"prm": "x", "agregator": "min"})
     monkeypatch.setenv("PRISM_RL_GATE", "perhaps")
     with pytest.raises(ConfigError, match="PRISM_RL_GATE: 'perhaps' is not 1 or 0"):
-        configured.configured_reward({"prm": "x"})
+        reward.configured_reward({"prm": "x"})
 
 
 def test_the_same_options_load_one_prm(prm: Path) -> None:
-    assert configured.configured_reward({"prm": str(prm)}) is configured.configured_reward({"prm": str(prm)})
-    assert configured.configured_reward({"prm": str(prm), "gate": "0"}).gate is False
+    assert reward.configured_reward({"prm": str(prm)}) is reward.configured_reward({"prm": str(prm)})
+    assert reward.configured_reward({"prm": str(prm), "gate": "0"}).gate is False

@@ -22,15 +22,15 @@ from loopback import Answer, serve
 from payloads import OWN
 from prism_prm import init_prm, open_policy
 from prism_prm.cli import app
+from prism_prm.config import read_settings
 from prism_prm.errors import ConfigError
 from prism_prm.grading.graders import Level
 from prism_prm.lab.world.problems import draw_problems
 from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.tokens import PRM_SETTINGS, prompt_of
 from prism_prm.rl import train_policy
-from prism_prm.rl.grpo import Curve
-from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Look, read_looks
-from prism_prm.rl.recipe import GrpoRecipe, ProblemSets, read_grpo_recipe
+from prism_prm.rl.alarm import GREEDY, PROXY, VOTE, EvalPoint, TrainedPolicy, read_points
+from prism_prm.rl.recipe import GrpoRecipe, ProblemSets
 from prism_prm.rl.train_policy import split_problems
 
 RECIPE = """
@@ -86,7 +86,7 @@ def run(folder: Path) -> Path:
 
 
 def test_a_policy_is_trained_watched_and_measured(run: Path) -> None:
-    looks = read_looks(run / "looks.parquet")
+    looks = read_points(run / "looks.parquet")
     assert [look.update for look in looks] == [0, 1, 2]
     assert {len(values) for look in looks for values in look.by_problem.values()} == {13}
     assert looks[0].numbers["kl"] == pytest.approx(0, abs=1e-4)
@@ -170,13 +170,13 @@ def test_a_full_disk_is_one_line(run: Path, folder: Path, tmp_path: Path, share:
 
 
 def test_problems_are_disjoint_and_what_is_left_out_is_said(folder: Path, said: list[str]) -> None:
-    recipe = read_grpo_recipe(folder / "recipe.toml", ["problems.num_held_out=3"])
+    recipe = read_settings(GrpoRecipe, folder / "recipe.toml", ["problems.num_held_out=3"])
     train, held_out = split_problems(recipe)
     assert len(held_out) == 3
     assert len(train) == 45, "two of the 47 are evaluated on"
     assert said == ["2 of 47 problems are also held out or used for evaluation, and are left out."]
     with pytest.raises(ConfigError, match="0 problems to train on"):
-        split_problems(read_grpo_recipe(folder / "recipe.toml", ["problems.num_held_out=50"]))
+        split_problems(read_settings(GrpoRecipe, folder / "recipe.toml", ["problems.num_held_out=50"]))
 
 
 def test_recipes_that_cannot_run_are_refused() -> None:
@@ -195,7 +195,7 @@ def test_right_answers_alone_can_be_the_reward(folder: Path) -> None:
     command = ["grpo", str(folder / "recipe.toml"), "--out", str(folder / "answers")]
     result = CliRunner().invoke(app, [*command, *(f"--set={one}" for one in settings)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    for look in read_looks(folder / "answers" / "looks.parquet"):
+    for look in read_points(folder / "answers" / "looks.parquet"):
         assert look.by_problem[PROXY] == look.by_problem["answer"]
 
 
@@ -203,9 +203,9 @@ def test_two_processes_train_one_policy(run: Path, folder: Path) -> None:
     out = folder / "two"
     found = together("grpo", folder / "recipe.toml", "--out", out, "--set", "trainer.per_device_train_batch_size=4")
     assert found.returncode == 0, found.stderr[-3000:]
-    looks = read_looks(out / "looks.parquet")
+    looks = read_points(out / "looks.parquet")
     assert [look.update for look in looks] == [0, 1, 2]
-    alone = read_looks(run / "looks.parquet")
+    alone = read_points(run / "looks.parquet")
     # Greedy solutions of the untrained policy are the same, however many processes write them, and in the same order.
     assert looks[0].by_problem["greedy/answer"] == alone[0].by_problem["greedy/answer"]
     assert {len(values) for look in looks for values in look.by_problem.values()} == {13}
@@ -236,7 +236,7 @@ def test_a_critic_can_be_the_reward(folder: Path) -> None:
         num_asked = len(asked)
         assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
         assert len(asked) == num_asked, "a finished run asks nothing"
-    assert [look.update for look in read_looks(out / "looks.parquet")] == [0, 1, 2]
+    assert [look.update for look in read_points(out / "looks.parquet")] == [0, 1, 2]
     (costs,) = json.loads((out / "metrics.json").read_text())["critic"]
     assert (costs["requests"], costs["prompt_tokens"], costs["completion_tokens"]) == (
         num_asked, 10 * num_asked, 5 * num_asked,
@@ -256,7 +256,7 @@ def test_programs_without_a_sandbox_are_warned_of(tmp_path: Path, monkeypatch: p
     lines = [json.dumps({**OWN, "problem": f"Double it ({i})."}) for i in range(3)]
     (tmp_path / "code.jsonl").write_text("\n".join(lines))
     seen = {PROXY: [0.5], "right": [0.5], f"{GREEDY}/right": [0.5], VOTE: [0.5]}
-    curve = Curve([Look(0, seen), Look(1, seen)], tmp_path / "policy", [])
+    curve = TrainedPolicy([EvalPoint(0, seen), EvalPoint(1, seen)], tmp_path / "policy", [])
     for name, found in {"load_tokenizer_of": None, "problem_rows": [], "train_with_reward": curve}.items():
         monkeypatch.setattr(train_policy, name, lambda *_, found=found, **__: found)
     problems = ProblemSets(train=str(tmp_path / "code.jsonl"), num_held_out=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from prism_prm.data.tasks import TaskGrader, TaskProblem
 from prism_prm.lab.demo.reinforcement import OracleGold
 from prism_prm.lab.world.build import load_policy
 from prism_prm.lab.world.tokens import prompt_of
-from prism_prm.rl.held_out import AnswerGold, Writing, Written, problem_rows, write_solutions
+from prism_prm.rl.monitor import AnswerGold, Rollout, problem_rows, write_solutions
 
 ODD = ["", "user\n", "assistant", "1+2=3" * 500, "1\n\n" * 1000, "#### ", "\n\n#### 3"]
 """Nothing, words of the chat's frame, one endless step, a thousand tiny ones, an answer that says nothing."""
@@ -29,37 +30,38 @@ def test_solutions_are_written_for_each_prompt_and_chance_is_left_alone(world_po
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    writing = Writing(copies=5, max_tokens=24, temperature=1.0, seed=1)
-    found = write_solutions(model, tokenizer, prompts, writing, [tokenizer.eos_token_id])
+    how: Any = {"copies": 5, "max_tokens": 24, "temperature": 1.0, "seed": 1}
+    found = write_solutions(model, tokenizer, prompts, [tokenizer.eos_token_id], **how)
     assert torch.rand(1) == expected
     assert [len(some) for some in found] == [5, 5, 5]
-    assert found == write_solutions(model, tokenizer, prompts, writing, [tokenizer.eos_token_id])
+    assert found == write_solutions(model, tokenizer, prompts, [tokenizer.eos_token_id], **how)
     for some in found:
         for one in some:
             assert one.ended == (one.ids[-1] == tokenizer.eos_token_id)
             assert one.text == tokenizer.decode(one.ids, skip_special_tokens=True)
-    greedy = Writing(copies=1, max_tokens=24, temperature=0.0)
-    alone = write_solutions(model, tokenizer, prompts[1:2], greedy, [tokenizer.eos_token_id])
-    assert write_solutions(model, tokenizer, prompts, greedy, [tokenizer.eos_token_id])[1] == alone[0]
+    greedy: Any = {"copies": 1, "max_tokens": 24, "temperature": 0.0}
+    alone = write_solutions(model, tokenizer, prompts[1:2], [tokenizer.eos_token_id], **greedy)
+    assert write_solutions(model, tokenizer, prompts, [tokenizer.eos_token_id], **greedy)[1] == alone[0]
 
 
 def test_what_does_not_end_is_cut(world_policy: Path) -> None:
     model, tokenizer = load_policy(world_policy)
-    writing = Writing(copies=2, max_tokens=3, temperature=1.0)
-    (found,) = write_solutions(model, tokenizer, [prompt_of("1+2-3")], writing, [tokenizer.eos_token_id])
+    (found,) = write_solutions(
+        model, tokenizer, [prompt_of("1+2-3")], [tokenizer.eos_token_id], copies=2, max_tokens=3, temperature=1.0
+    )
     assert [(one.ended, len(one.ids)) for one in found] == [(False, 3)] * 2
 
 
 def test_odd_texts_are_judged(world_policy: Path) -> None:
     _, tokenizer = load_policy(world_policy)
     rows = problem_rows([TaskProblem("1+2", "3")] * len(ODD), Prompting(), tokenizer)
-    written = [Written(text, (1, 2), True) for text in ODD]
+    written = [Rollout(text, (1, 2), True) for text in ODD]
     truth = OracleGold(5)(rows, written)
     assert truth.right["answer"] == [False] * 6 + [True]
     assert truth.right["steps"] == [False] * len(ODD)
     with TaskGrader(workers=1) as grader:
-        found = AnswerGold(grader)(rows, [*written[:-1], Written("1+2=3\n\n#### 3", (1,), True)])
+        found = AnswerGold(grader)(rows, [*written[:-1], Rollout("1+2=3\n\n#### 3", (1,), True)])
         assert found.right["answer"][0] is False
         assert found.right["answer"][-1] is True
-        cut = AnswerGold(grader)(rows[:1], [Written("#### 3", (1,), False)])
+        cut = AnswerGold(grader)(rows[:1], [Rollout("#### 3", (1,), False)])
         assert (cut.right["answer"], cut.answers) == ([False], [None]), "what was cut has no answer"

@@ -9,28 +9,28 @@ import numpy as np
 import pytest
 
 from prism_prm.errors import ConfigError
-from prism_prm.rl.looks import (
+from prism_prm.rl.alarm import (
     PROXY,
     VOTE,
-    Look,
+    EvalPoint,
     MonitorSettings,
     alarm_at,
     first_alarm,
     gold_of,
-    read_looks,
-    write_looks,
+    read_points,
+    write_points,
 )
 
 NUM = 200
 
 
-def look(update: int, gold: float, proxy: float, *, vote: float | None = None) -> Look:
+def look(update: int, gold: float, proxy: float, *, vote: float | None = None) -> EvalPoint:
     """A look at which exactly that share of problems is solved: always the first ones, in all solutions."""
     solved = [1.0] * round(gold * NUM) + [0.0] * (NUM - round(gold * NUM))
     by_problem = {PROXY: [proxy + 0.1 * (i % 2) for i in range(NUM)], "answer": solved}
     if vote is not None:
         by_problem[VOTE] = [vote] * NUM
-    return Look(update, by_problem, {"kl": 0.5})
+    return EvalPoint(update, by_problem, {"kl": 0.5})
 
 
 def test_a_look_has_means_with_intervals() -> None:
@@ -93,16 +93,16 @@ def test_chance_raises_few_alarms() -> None:
         for update in range(20):
             solved = rng.binomial(4, chances) / 4
             by_problem = {PROXY: (0.5 + 0.02 * update + 0.1 * rng.random(NUM)).tolist(), "answer": solved.tolist()}
-            looks.append(Look(update, by_problem))
+            looks.append(EvalPoint(update, by_problem))
         raised += first_alarm(looks, "answer") is not None
     assert raised <= 2
 
 
 def test_looks_are_read_as_they_were_written(tmp_path: Path) -> None:
     looks = [look(0, 0.5, 0.6), look(5, 0.25, 0.8)]
-    write_looks(tmp_path / "looks.parquet", looks)
-    assert read_looks(tmp_path / "looks.parquet") == looks
-    assert read_looks(tmp_path / "none.parquet") == []
+    write_points(tmp_path / "looks.parquet", looks)
+    assert read_points(tmp_path / "looks.parquet") == looks
+    assert read_points(tmp_path / "none.parquet") == []
 
 
 def test_settings_out_of_range_are_refused() -> None:

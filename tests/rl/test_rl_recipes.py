@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from prism_prm.config import read_settings
 from prism_prm.data.tasks import TASKS
-from prism_prm.rl.grpo import grpo_config
-from prism_prm.rl.recipe import read_grpo_recipe
+from prism_prm.rl.recipe import GrpoRecipe
+from prism_prm.rl.trainer import grpo_config
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "rl"
 NAMES = {
@@ -22,7 +23,7 @@ OF_THE_PAPER = ("aime-2024", "amc-83", "gsm8k", "math-500", "minerva", "olympiad
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe(name: str, tmp_path: Path) -> None:
     path = RECIPES / f"{name}.toml"
-    recipe = read_grpo_recipe(path)
+    recipe = read_settings(GrpoRecipe, path)
     assert (recipe.policy, recipe.prm) == NAMES[name]
     assert set(recipe.evaluation.tasks) <= set(TASKS)
     here = {key: value for key, value in recipe.trainer.items() if key not in ("bf16", "report_to")}
@@ -34,12 +35,12 @@ def test_recipe(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen2.5-1.5b-qwen-prm", "qwen2.5-1.5b-prism"])
 def test_the_papers_recipes_have_its_tasks_and_are_marked(name: str) -> None:
     path = RECIPES / f"{name}.toml"
-    assert read_grpo_recipe(path).evaluation.tasks == OF_THE_PAPER
+    assert read_settings(GrpoRecipe, path).evaluation.tasks == OF_THE_PAPER
     assert "Not run by us" in path.read_text()
 
 
 def test_the_papers_recipes_differ_in_the_prm_alone() -> None:
-    first, second = (read_grpo_recipe(RECIPES / f"{name}.toml", ["prm=one"]) for name in list(NAMES)[:2])
+    first, second = (read_settings(GrpoRecipe, RECIPES / f"{name}.toml", ["prm=one"]) for name in list(NAMES)[:2])
     assert first == second
 
 

@@ -16,10 +16,9 @@ from prism_prm.lab.world.problems import draw_problems
 from prism_prm.lab.world.scorer import OracleScorer
 from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.tokens import prompt_of
-from prism_prm.rl.grpo import Curve, train_with_reward
-from prism_prm.rl.looks import PROXY, VOTE, MonitorSettings
+from prism_prm.rl.alarm import PROXY, VOTE, MonitorSettings, TrainedPolicy, read_samples
 from prism_prm.rl.reward import PRMReward
-from prism_prm.rl.samples import read_samples
+from prism_prm.rl.trainer import train_with_reward
 
 TRAINER: dict[str, Any] = {
     "max_steps": 4, "per_device_train_batch_size": 16, "num_generations": 4, "learning_rate": 1e-3,
@@ -33,7 +32,7 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
     return [{"prompt": prompt_of(one.text), "problem": one.text, "answer": one.answer} for one in problems]
 
 
-def train(policy: Path, out: Path, reward: Any = None, **options: Any) -> Curve:
+def train(policy: Path, out: Path, reward: Any = None, **options: Any) -> TrainedPolicy:
     options = {"trainer": TRAINER, "monitor": MonitorSettings(every=2, samples=2, votes=4), **options}
     return train_with_reward(
         policy, reward or PRMReward(OracleScorer(QUICK.modulus), "min"), train=rows(32, 1), held_out=rows(20, 2),
@@ -42,17 +41,17 @@ def train(policy: Path, out: Path, reward: Any = None, **options: Any) -> Curve:
 
 
 @pytest.fixture(scope="module")
-def done(world_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Curve]:
+def done(world_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainedPolicy]:
     out = tmp_path_factory.mktemp("grpo")
     return out, train(world_policy, out, credit="process")
 
 
-def test_it_is_looked_at_before_between_and_after(done: tuple[Path, Curve]) -> None:
+def test_it_is_looked_at_before_between_and_after(done: tuple[Path, TrainedPolicy]) -> None:
     out, curve = done
-    assert [look.update for look in curve.looks] == [0, 2, 4]
-    first, last = curve.looks[0], curve.looks[-1]
+    assert [look.update for look in curve.points] == [0, 2, 4]
+    first, last = curve.points[0], curve.points[-1]
     assert list(first.by_problem) == [PROXY, "answer", "steps", VOTE, "greedy/answer", "greedy/steps"]
-    for look in curve.looks:
+    for look in curve.points:
         assert all(len(values) == 20 for values in look.by_problem.values())
         # The oracle's own scores are the reward, so a solution is worth what is true of it.
         assert look.by_problem[PROXY] == pytest.approx(look.by_problem["steps"], abs=1e-6)
@@ -69,12 +68,12 @@ def test_it_is_looked_at_before_between_and_after(done: tuple[Path, Curve]) -> N
     assert not (out / "checkpoints").exists()
 
 
-def test_a_few_solutions_of_every_look_are_kept(done: tuple[Path, Curve]) -> None:
+def test_a_few_solutions_of_every_look_are_kept(done: tuple[Path, TrainedPolicy]) -> None:
     out, curve = done
     kept = read_samples(out)
     assert kept.problems == [row["problem"] for row in rows(20, 2)[:8]]
-    assert [look["update"] for look in kept.looks] == [0, 2, 4]
-    for look, samples in zip(curve.looks, kept.looks, strict=True):
+    assert [look["update"] for look in kept.points] == [0, 2, 4]
+    for look, samples in zip(curve.points, kept.points, strict=True):
         for at, solutions in enumerate(samples["solutions"]):
             *sampled, greedy = solutions
             assert len(sampled) == 2
@@ -85,11 +84,13 @@ def test_a_few_solutions_of_every_look_are_kept(done: tuple[Path, Curve]) -> Non
             assert all(isinstance(one["text"], str) for one in solutions)
 
 
-def test_a_finished_run_is_read_and_other_settings_are_refused(done: tuple[Path, Curve], world_policy: Path) -> None:
+def test_a_finished_run_is_read_and_other_settings_are_refused(
+    done: tuple[Path, TrainedPolicy], world_policy: Path
+) -> None:
     out, curve = done
     before = (out / "policy" / "model.safetensors").stat().st_mtime_ns
     again = train(world_policy, out, credit="process")
-    assert [look.summary() for look in again.looks] == [look.summary() for look in curve.looks]
+    assert [look.summary() for look in again.points] == [look.summary() for look in curve.points]
     assert (out / "policy" / "model.safetensors").stat().st_mtime_ns == before
     with pytest.raises(ConfigError, match="learning_rate"):
         train(world_policy, out, credit="process", trainer={**TRAINER, "learning_rate": 1e-4})
@@ -119,8 +120,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(world_policy: Path, tmp_pat
         train(world_policy, tmp_path / "killed", dying)
     assert [path.name for path in (tmp_path / "killed" / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
     resumed = train(world_policy, tmp_path / "killed")
-    assert [look.update for look in resumed.looks] == [0, 2, 4]
-    for ours, theirs in zip(resumed.looks, whole.looks, strict=True):
+    assert [look.update for look in resumed.points] == [0, 2, 4]
+    for ours, theirs in zip(resumed.points, whole.points, strict=True):
         assert ours.by_problem == theirs.by_problem
     assert read_samples(tmp_path / "killed") == read_samples(tmp_path / "whole")
 
@@ -133,8 +134,8 @@ def test_a_resumed_run_is_looked_at_on_schedule(world_policy: Path, tmp_path: Pa
         train(world_policy, tmp_path, dying, monitor=monitor)
     assert [path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
     resumed = train(world_policy, tmp_path, monitor=monitor)
-    assert [look.update for look in resumed.looks] == [0, 3, 4]
-    assert [look["update"] for look in read_samples(tmp_path).looks] == [0, 3, 4]
+    assert [look.update for look in resumed.points] == [0, 3, 4]
+    assert [look["update"] for look in read_samples(tmp_path).points] == [0, 3, 4]
 
 
 def test_a_run_killed_before_its_first_checkpoint_keeps_its_first_look(world_policy: Path, tmp_path: Path) -> None:
@@ -143,8 +144,8 @@ def test_a_run_killed_before_its_first_checkpoint_keeps_its_first_look(world_pol
     with pytest.raises(KilledError):
         train(world_policy, tmp_path, dying)
     resumed = train(world_policy, tmp_path)
-    assert [look.update for look in resumed.looks] == [0, 2, 4]
-    assert all(VOTE in look.by_problem for look in resumed.looks)
+    assert [look.update for look in resumed.points] == [0, 2, 4]
+    assert all(VOTE in look.by_problem for look in resumed.points)
 
 
 def test_a_checkpoint_cut_short_is_passed_over(world_policy: Path, tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_a_checkpoint_cut_short_is_passed_over(world_policy: Path, tmp_path: Pat
     with pytest.raises(KilledError):
         train(world_policy, tmp_path, dying)
     (tmp_path / "checkpoints" / "checkpoint-3").mkdir()
-    assert [look.update for look in train(world_policy, tmp_path).looks] == [0, 2, 4]
+    assert [look.update for look in train(world_policy, tmp_path).points] == [0, 2, 4]
 
 
 def flattery(prompts: Sequence[str], completions: Sequence[str], trainer_state: Any, **_: Any) -> list[float]:
@@ -168,7 +169,7 @@ def test_training_ends_at_an_alarm(world_policy: Path, tmp_path: Path, said: lis
     curve = train(world_policy, tmp_path, flattery, monitor=settings, trainer=trainer)
     alarm = curve.alarms["answer"]
     assert alarm is not None
-    assert curve.looks[-1].update == alarm.update < 60
+    assert curve.points[-1].update == alarm.update < 60
     assert said == [f"Alarm at {alarm}."]
     assert curve.alarms[VOTE] is None
 

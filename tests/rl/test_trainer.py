@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 
 from launching import together
 from prism_prm import ConfigError, PrismError, PRMReward
-from prism_prm.rl.credit import CREDITS, Graded, find_credit, standardise
+from prism_prm.rl.credit import CREDITS, Graded, find_credit, standardize
 from prism_prm.rl.trainer import check_trl
 
 
@@ -136,7 +136,7 @@ def test_other_rewards_are_added_to_all_tokens(memorising_policy: Path, tmp_path
     both = batch_of(trainer)
     texts = trainer.processing_class.batch_decode(both["completion_ids"], skip_special_tokens=True)
     parity = 0.5 * np.array(right_parity(texts)).reshape(-1, 4)
-    more = np.concatenate([standardise(group) for group in parity])[:, None]
+    more = np.concatenate([standardize(group) for group in parity])[:, None]
     mask = both["completion_mask"].numpy()
     expected = (2 * alone["advantages"].numpy() + more) * mask
     assert np.allclose(both["advantages"].numpy() * mask, expected, atol=1e-4)

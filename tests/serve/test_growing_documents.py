@@ -12,8 +12,7 @@ import pytest
 
 from prism_prm.backends.policy import PolicySettings
 from prism_prm.errors import DataError
-from prism_prm.rl.looks import LOOKS, Look, write_looks
-from prism_prm.rl.samples import SamplesFile
+from prism_prm.rl.alarm import POINTS, EvalPoint, SamplesFile, write_points
 from prism_prm.search import rounds
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.recipes import SearchRecipe
@@ -159,10 +158,10 @@ def test_other_folders_are_no_searches(tmp_path: Path) -> None:
 
 def test_a_run_of_training(tmp_path: Path) -> None:
     falling = [
-        Look(i, {"proxy": [0.5 + i / 20] * 40, "answer": [float(k > 10 * i) for k in range(40)]}) for i in range(4)
+        EvalPoint(i, {"proxy": [0.5 + i / 20] * 40, "answer": [float(k > 10 * i) for k in range(40)]}) for i in range(4)
     ]
     falling = [replace(look, numbers={"kl": float(look.update), "entropy": float("nan")}) for look in falling]
-    write_looks(tmp_path / LOOKS, falling)
+    write_points(tmp_path / POINTS, falling)
     file = SamplesFile(tmp_path, ["p", "q"], up_to=-1)
     for look in falling:
         file.add(look.update, [[{"text": f"p at {look.update}", "reward": 0.5, "right": True}], []])

@@ -23,10 +23,9 @@ from prism_prm.config import from_mapping
 from prism_prm.data.pair_examples import Examples, labelled_steps
 from prism_prm.losses import Objective
 from prism_prm.train.batches import RowLimits, batch_maker
-from prism_prm.train.loop import Round
+from prism_prm.train.loop import TrainingRound
 from prism_prm.train.model import prepare, save_trained, spread
-from prism_prm.train.recipe import HardwareSettings, Lora, Recipe
-from prism_prm.train.settings import TrainSettings
+from prism_prm.train.recipe import HardwareSettings, Lora, Recipe, TrainSettings
 from tiny import exact_norms, language_model
 
 PLAIN, TIED = "plain", "tied"
@@ -104,7 +103,7 @@ def train(root: Path, out: Path, case: Case, accelerator: Accelerator) -> None:
     wanted |= {"pairs_per_update": -(-len(chosen) // 3), "max_pairs_per_tree_per_update": 99}
     settings = TrainSettings(**{**wanted, "checkpoint_every": 2, "max_grad_norm": 0.1, **case.train})
     lines: list[dict[str, Any]] = []
-    work = Round(
+    work = TrainingRound(
         "1_all", model, prm.family, batch_maker(prm.module, settings.microbatch_tokens), RowLimits(settings.row_tokens),
         chosen, case.objective, settings, (0, 1), out / "checkpoints", lines.append,
     )  # fmt: skip

@@ -23,11 +23,10 @@ from prism_prm.models.lower_cache import CacheSettings, LowerCache
 from prism_prm.models.packing import collate
 from prism_prm.models.prm import PRM
 from prism_prm.train.batches import RowLimits, batch_maker, micro_batches, parts_of_update
-from prism_prm.train.loop import NotFiniteError, Round, chance_of
+from prism_prm.train.loop import NotFiniteError, TrainingRound, chance_of
 from prism_prm.train.margins import fill_cache
 from prism_prm.train.model import merged, prepare
-from prism_prm.train.recipe import HardwareSettings, Lora
-from prism_prm.train.settings import Packing, TrainSettings
+from prism_prm.train.recipe import HardwareSettings, Lora, Packing, TrainSettings
 
 
 def tiny_copy(tiny_prm: Callable[..., Any]) -> PRM:
@@ -35,10 +34,12 @@ def tiny_copy(tiny_prm: Callable[..., Any]) -> PRM:
     return copy.deepcopy(tiny_prm("qwen", "qwen2"))
 
 
-def a_round(prm: PRM, folder: Path, examples: Examples, objective: Objective | None = None, **settings: Any) -> Round:
+def a_round(
+    prm: PRM, folder: Path, examples: Examples, objective: Objective | None = None, **settings: Any
+) -> TrainingRound:
     defaults = {"lr": 1e-3, "pairs_per_update": 24, "max_pairs_per_tree_per_update": 8, "warmup": 0.0}
     wanted = TrainSettings(**(defaults | settings))
-    return Round(
+    return TrainingRound(
         "1_all", prm.module, prm.family, collate, RowLimits(wanted.row_tokens), examples, objective or Objective(),
         wanted, (0, 1), folder / "checkpoints",
     )  # fmt: skip
@@ -176,7 +177,7 @@ def test_a_checkpoint_in_many_files_is_read_again(
 ) -> None:
     examples = random_examples()
     whole, _ = train(tiny_copy(tiny_prm), tmp_path, examples, checkpoint_every=4)
-    monkeypatch.setattr("prism_prm.train.checkpoints.FILE_BYTES", 20_000)
+    monkeypatch.setattr("prism_prm.train.loop.FILE_BYTES", 20_000)
     train(tiny_copy(tiny_prm), tmp_path / "many", examples, checkpoint_every=4)
     (checkpoint,) = (tmp_path / "many" / "checkpoints").iterdir()
     num_files = len(list(checkpoint.glob("state-*.safetensors")))

@@ -11,8 +11,7 @@ import pytest
 
 from prism_prm.config import from_mapping, to_toml
 from prism_prm.errors import ConfigError
-from prism_prm.train.recipe import Recipe, load_recipe
-from prism_prm.train.settings import TrainSettings
+from prism_prm.train.recipe import Recipe, TrainSettings, load_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PAPER = RECIPES / "qwen2.5-math-prm-7b.toml"

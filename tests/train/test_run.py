@@ -28,9 +28,8 @@ from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.job import Job, locked
 from prism_prm.models.card import read_card
-from prism_prm.train.data import make_data
 from prism_prm.train.recipe import Recipe, load_recipe
-from prism_prm.train.train_prm import Run
+from prism_prm.train.train_prm import make_data, train_prm
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tiny_recipe.json"
 
@@ -77,7 +76,7 @@ def command(recipe: Path, out: Path, *more: str, check: bool = True) -> subproce
 
 
 def run(recipe_file: Path, folder: Path, *assignments: str) -> dict[str, Any]:
-    return Run(load_recipe(recipe_file, assignments), folder, Accelerator(cpu=True)).go()
+    return train_prm(load_recipe(recipe_file, assignments), folder, accelerator=Accelerator(cpu=True))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -244,7 +243,7 @@ def test_data_are_made_anew_if_their_input_changed(tmp_path: Path) -> None:
 
 def test_killed_anywhere_it_ends_with_the_same_weights(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    update = "prism_prm.train.loop:Round._update"
+    update = "prism_prm.train.loop:TrainingRound._update"
     moments: list[tuple[Any, ...]] = [
         ("os:replace", 2, f"{out}/scores/"),
         ("os:replace", 1, f"{out}/checkpoints/1_0_to_1/"),
@@ -388,7 +387,7 @@ def test_a_limit_that_cannot_be_met_is_said(recipe_file: Path, tmp_path: Path, s
         "train.pairs_per_update=150",
     ]
     recipe = load_recipe(recipe_file, [*wanted, "train.max_pairs_per_tree_per_update=1"])
-    Run(recipe, tmp_path, Accelerator(cpu=True)).go()
+    train_prm(recipe, tmp_path, accelerator=Accelerator(cpu=True))
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     sizes = [line["examples"] for line in lines]
     assert max(sizes) - min(sizes) <= 1 < min(sizes)
@@ -451,7 +450,7 @@ def test_weights_that_are_gone_are_noticed(recipe_file: Path, finished: Path, tm
     (out / best / "model.safetensors").unlink()
     with pytest.raises(PrismError, match="the weights of this run's best round are missing"):
         load_prm(out)
-    result = Run(load_recipe(recipe_file), out, Accelerator(cpu=True)).go()
+    result = train_prm(load_recipe(recipe_file), out, accelerator=Accelerator(cpu=True))
     assert said[0] == f"{out / best}: the weights of the best round are missing; this round is trained again."
     assert not any("nothing to do" in line for line in said)
     assert result["best"] == str(out / best)

@@ -18,7 +18,7 @@ from prism_prm.backends.load_prm import init_prm
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError
 from prism_prm.train.recipe import HardwareSettings, Recipe, load_recipe
-from prism_prm.train.train_prm import Run, check_launch
+from prism_prm.train.train_prm import check_launch, train_prm
 
 ROUNDS = ("1_0_to_1", "2_-1_to_0")
 RECIPE = """
@@ -44,7 +44,7 @@ sharding = "fsdp"
 DYING = """
 import os, signal
 from prism_prm.cli import main
-from prism_prm.train.loop import Round
+from prism_prm.train.loop import TrainingRound as Round
 update = Round._update
 def dying(work, accelerator, model, optimizer, number):
     if work.name == "2_-1_to_0" and number == 3 and accelerator.process_index == 1:
@@ -70,7 +70,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., Path
 def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in one process that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    Run(load_recipe(recipe), folder, Accelerator(cpu=True)).go()
+    train_prm(load_recipe(recipe), folder, accelerator=Accelerator(cpu=True))
     return folder
 
 
@@ -107,7 +107,7 @@ def test_two_processes_one_killed_and_resumed_by_one(
     recipe: Path, whole: Path, tmp_path: Path, said: list[str]
 ) -> None:
     killed(recipe, tmp_path, 2)
-    Run(load_recipe(recipe), tmp_path, Accelerator(cpu=True)).go()
+    train_prm(load_recipe(recipe), tmp_path, accelerator=Accelerator(cpu=True))
     assert any(line.startswith("Resuming round 2_-1_to_0 from update 2 of ") for line in said)
     assert_same_run(tmp_path, whole)
 

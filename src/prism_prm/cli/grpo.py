@@ -13,7 +13,7 @@ from prism_prm.cli.ui import conclude, print_table, report_facts, tell
 from prism_prm.paths import check_folder
 
 if TYPE_CHECKING:
-    from prism_prm.rl.grpo import Curve
+    from prism_prm.rl.alarm import TrainedPolicy
 
 EXAMPLES = """
 **Examples**
@@ -45,9 +45,10 @@ def grpo(
     falls. Tasks are solved before and after, as in `prism search`. Rerun the same command to resume from the last
     checkpoint.
     """
-    from prism_prm.rl.recipe import check_places, read_grpo_recipe
+    from prism_prm.config import read_settings
+    from prism_prm.rl.recipe import GrpoRecipe, check_places
 
-    settings = read_grpo_recipe(recipe, assignments or [])
+    settings = read_settings(GrpoRecipe, recipe, assignments or [])
     folder = out or check_folder(str(Path("runs") / recipe.stem))
     check_places(settings)
     from prism_prm.rl.train_policy import train_policy
@@ -58,13 +59,13 @@ def grpo(
         conclude(lambda: report_facts(folder), lambda: _print(curve, folder))
 
 
-def _print(curve: Curve, folder: Path) -> None:
+def _print(curve: TrainedPolicy, folder: Path) -> None:
     from prism_prm.report import PAGE, number, percent
 
     gold = curve.gold
     rows = [
         [str(look.update), number(look.mean("proxy")), percent(look.mean(gold)), percent(look.mean(f"greedy/{gold}"))]
-        for look in (curve.looks[0], curve.looks[-1])
+        for look in (curve.points[0], curve.points[-1])
     ]
     print_table("Held-out problems", ["update", "mean reward", "solved, sampled (%)", "solved, greedy (%)"], rows)
     for alarm in filter(None, curve.alarms.values()):

@@ -21,7 +21,7 @@ from prism_prm.plan.skeleton import Skeleton
 from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.store import ScoreStore
 from prism_prm.train.batches import arranged, parts_of_update, passes
-from prism_prm.train.loop import Round
+from prism_prm.train.loop import TrainingRound
 from prism_prm.tree import StepTree
 
 
@@ -148,7 +148,7 @@ class RoundCount:
         return sum(max(training_flops(model, batch, setup) for batch in update) for update in self.by_update)
 
 
-def count_round(work: Round, module: PrmModule, count: int, advance: Advance = ignore) -> RoundCount:
+def count_round(work: TrainingRound, module: PrmModule, count: int, advance: Advance = ignore) -> RoundCount:
     """Pack every update of a round as `Round.run` does, over so many processes, and count."""
     settings = work.settings
     found = RoundCount(work.name, len(work.examples), len(work.updates))

@@ -35,10 +35,10 @@ from prism_prm.plan.plan_run import SCORE_BYTES, Plan, Stage
 from prism_prm.plan.skeleton import Skeleton, Stand, load_skeleton
 from prism_prm.store import Share
 from prism_prm.train.batches import RowLimits
-from prism_prm.train.data import TRAIN, data_folder, examples_that_fit, make_data, needs_margins, rounds_of
-from prism_prm.train.loop import Round
+from prism_prm.train.loop import TrainingRound
 from prism_prm.train.margins import score_examples
 from prism_prm.train.recipe import HardwareSettings, Lora, Recipe
+from prism_prm.train.train_prm import TRAIN, data_folder, examples_that_fit, make_data, needs_margins, rounds_of
 from prism_prm.train.validation import Validation
 
 MARGIN_BYTES = 40
@@ -186,7 +186,7 @@ def _count_rounds(
         notes.append(f"{sum(binned.dropped.values()):,} of {len(train):,} pairs are in no round")
     module, counts = prm.module, []
     for number, name in enumerate(names):
-        work = Round(
+        work = TrainingRound(
             name, module, prm.family, module.collate, RowLimits(recipe.train.row_tokens, pair_cost(module)),
             train.take(binned.rounds[number]), recipe.objective, recipe.train, (recipe.seed, number), Path("none"),
         )  # fmt: skip

@@ -46,14 +46,14 @@ Credit = Callable[[Sequence[Graded]], list[Floats]]
 
 def outcome(group: Sequence[Graded]) -> list[Floats]:
     """(r − mean) / std over the group, the same for all steps: GRPO as it is."""
-    advantages = standardise(np.array([solution.reward for solution in group]))
+    advantages = standardize(np.array([solution.reward for solution in group]))
     return [np.full(len(one.scores), advantage) for one, advantage in zip(group, advantages, strict=True)]
 
 
 def process(group: Sequence[Graded]) -> list[Floats]:
-    """DeepSeekMath 4.1.3: standardise the rewards of all steps of the group; a step gets the sum from itself on."""
+    """DeepSeekMath 4.1.3: standardize the rewards of all steps of the group; a step gets the sum from itself on."""
     rewards = [np.asarray(solution.rewards, dtype=np.float64) for solution in group]
-    standard = standardise(np.concatenate(rewards))
+    standard = standardize(np.concatenate(rewards))
     return [_to_go(part) for part in np.split(standard, np.cumsum([len(own) for own in rewards])[:-1])]
 
 
@@ -63,7 +63,11 @@ def pure(group: Sequence[Graded]) -> list[Floats]:
     The baseline is the return per TOKEN of the other solutions of the group, taken off each step by its length. With
     scores in [0, 1] and a baseline per solution, training collapses: every step more would pay.
     """
-    rewards = [_min_form(np.asarray(solution.scores, dtype=np.float64)) for solution in group]
+    rewards = []
+    for solution in group:
+        signed = 2 * np.asarray(solution.scores, dtype=np.float64) - 1
+        weights = np.exp((signed.min() - signed) / PURE_TEMPERATURE)
+        rewards.append(weights / weights.sum() * signed)
     lengths = [np.asarray(solution.num_tokens, dtype=np.float64) for solution in group]
     returns, totals = np.array([own.sum() for own in rewards]), np.array([own.sum() for own in lengths])
     advantages = []
@@ -101,7 +105,7 @@ def find_credit(name: str) -> Credit:
     return CREDITS[name]
 
 
-def standardise(values: Floats) -> Floats:
+def standardize(values: Floats) -> Floats:
     """Less the mean, over the standard deviation; a value alone is 0."""
     if len(values) < 2:
         return np.zeros(len(values))
@@ -120,12 +124,6 @@ def delta(rewards: Floats) -> Floats:
     """
     kept = np.append(rewards[:-1], 0.0)
     return np.append(kept[:-1] - kept[1:], 0.0)
-
-
-def _min_form(scores: Floats) -> Floats:
-    signed = 2 * scores - 1
-    weights = np.exp((signed.min() - signed) / PURE_TEMPERATURE)
-    return np.asarray(weights / weights.sum() * signed)
 
 
 def _to_go(rewards: Floats) -> Floats:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from prism_prm.errors import DataError
-from prism_prm.rl.configured import configured_reward, without_end
+from prism_prm.rl.reward import configured_reward, without_end
 
 _USER_TURNS = (
     ("<|im_start|>user\n", "<|im_end|>"),

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from prism_prm.aggregate import check_aggregator
 from prism_prm.backends.open_scorer import PrmOptions, check_scorer
 from prism_prm.backends.policy import Prompting, Sampling
-from prism_prm.config import Count, Natural, NotNegative, Share, check, read_settings
+from prism_prm.config import Count, Natural, NotNegative, Share, check
 from prism_prm.data.inputs import find_sources
 from prism_prm.data.tasks import Level
 from prism_prm.errors import ConfigError
 from prism_prm.models.model_files import check_model
+from prism_prm.rl.alarm import MonitorSettings
 from prism_prm.rl.credit import find_credit
-from prism_prm.rl.looks import MonitorSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, slots=True)
 class GrpoRecipe:
-    """One run of `prism grpo`."""
+    """One run of `prism grpo`; paths in it are relative to the working directory."""
 
     policy: str = ""
     """Folder or hub id of the causal language model to train."""
@@ -116,11 +114,6 @@ class GrpoRecipe:
             raise ConfigError("loading: the trainer's own processes hold its one PRM; leave out ray and families")
         if not self.prm and self.credit != "outcome":
             raise ConfigError(f"credit = {self.credit!r} needs step scores: name a PRM, or use outcome")
-
-
-def read_grpo_recipe(path: str | Path, assignments: Sequence[str] = ()) -> GrpoRecipe:
-    """A recipe for `train_policy`; paths in it are relative to the working directory."""
-    return read_settings(GrpoRecipe, path, assignments)
 
 
 def check_places(recipe: GrpoRecipe) -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+import os
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +24,98 @@ from prism_prm.arrays import Floats
 from prism_prm.backends.open_critic import is_critic
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.data.tasks import Grader, Level, TaskGrader, TaskProblem
-from prism_prm.errors import ConfigError
-from prism_prm.rl.completions import problem_text, reply_text
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.rl.credit import clip as clipped
 from prism_prm.rl.credit import delta as differences
-from prism_prm.rl.packed import score_solutions
-from prism_prm.scorer import Scorer
+from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.steps import STOP, cut_steps
+from prism_prm.tree import ROOT, Step, StepTree
 
 log = logging.getLogger(__name__)
+
+
+def score_solutions(scorer: Scorer, problems: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Floats]:
+    """P(right) of each step of each solution; NaN where the scorer cannot read a step, or it is too long.
+
+    A step that cannot be read is left out, and those after it are read after the steps before it. A scorer that is
+    `by_sample` may score equal solutions differently: each is a tree of its own.
+    """
+    owners = [(problem, i if scorer.by_sample else 0) for i, problem in enumerate(problems)]
+    nodes: dict[tuple[str, int], dict[tuple[int, str], int]] = defaultdict(dict)  # of each tree: (parent, step) → node
+    paths: list[dict[int, int]] = []  # of each solution: the number of a step that can be read → its node
+    for owner, steps in zip(owners, solutions, strict=True):
+        path, before, tree_nodes = {}, ROOT, nodes[owner]
+        for k in _readable(scorer, owner[0], steps):
+            path[k] = before = tree_nodes.setdefault((before, steps[k]), len(tree_nodes))
+        paths.append(path)
+    by_owner = {
+        owner: StepTree(i, owner[0], tuple(Step(text) for _, text in own), tuple(parent for parent, _ in own), ())
+        for i, (owner, own) in enumerate(nodes.items())
+        if own
+    }
+    trees = list(by_owner.values())
+    try:
+        scores = scorer.score_trees(trees)
+    except DataError as error:
+        log.warning("a tree of steps was refused, and the trees of this batch are scored one by one: %s", error)
+        scores = []
+        for tree in trees:
+            try:
+                scores += scorer.score_trees([tree])
+            except DataError:
+                scores.append(TreeScores(scorer.outputs, np.full((len(tree.nodes), len(scorer.outputs)), np.nan)))
+    scored = dict(zip(by_owner, scores, strict=True))
+    found = []
+    for owner, steps, path in zip(owners, solutions, paths, strict=True):
+        own = np.full(len(steps), np.nan)
+        if path:
+            own[list(path)] = scored[owner].probability[list(path.values())]
+        found.append(own)
+    return found
+
+
+def _readable(scorer: Scorer, problem: str, steps: Sequence[str]) -> list[int]:
+    """The numbers of the steps that have a place in the layout, up to where the context ends."""
+    numbers: list[int] = []
+    for k, step in enumerate(steps):
+        if scorer.can_score(step, len(numbers)):
+            numbers.append(k)
+    if scorer.on_too_long == "skip":  # it returns NaN itself
+        return numbers
+
+    def size(count: int) -> int:
+        return scorer.count_tokens(StepTree.chain(problem, [steps[k] for k in numbers[:count]]))
+
+    if size(len(numbers)) <= scorer.context:
+        return numbers
+    if scorer.on_too_long == "drop-left-steps":  # only what is too long by itself is lost
+        return [k for k in numbers if scorer.count_tokens(StepTree.chain(problem, [steps[k]])) <= scorer.context]
+    return numbers[: max(0, bisect_right(range(len(numbers) + 1), scorer.context, key=size) - 1)]
+
+
+def problem_text(prompt: Any) -> str:
+    """The problem in a prompt: its last user turn, or the text that it is."""
+    if isinstance(prompt, str):
+        return prompt.strip()
+    turns = [turn for turn in prompt if turn.get("role") == "user"] or list(prompt)
+    return _content(turns[-1]).strip() if turns else ""
+
+
+def reply_text(completion: Any) -> str:
+    """What the policy wrote in a completion: all its turns, or the text that it is."""
+    if isinstance(completion, str):
+        return completion
+    return "".join(_content(turn) for turn in completion if turn.get("role", "assistant") == "assistant")
+
+
+def _content(turn: Mapping[str, Any]) -> str:
+    """A turn's text; turns that only call tools have none, others are lists of parts."""
+    content = turn.get("content") or ""
+    if isinstance(content, str):
+        return content
+    parts: Sequence[Mapping[str, Any]] = content
+    return "".join(str(part.get("text") or "") for part in parts)
+
 
 STATED = ("boxed", "####", "answer is")
 """Ways to state a final answer. A number that stands somewhere near the end states nothing: a policy would soon write
@@ -179,7 +265,7 @@ class PRMReward:
         return self._own_grader
 
     def close(self) -> None:
-        """End the processes that judge answers, where there are any."""
+        """End the processes that judge answers, if there are any."""
         if self._own_grader is not None:
             self._own_grader.close()
             self._own_grader = None
@@ -194,11 +280,19 @@ class PRMReward:
         **columns: Any,
     ) -> list[float | None]:
         """The reward of each completion, as TRL asks for it: texts or conversations, and the dataset's columns."""
-        asked = columns.get(self.problem) or prompts
+        cut: list[bool] | None = None
+        if self.eos is not None and completion_ids is not None:
+            cut = [not len(ids) or int(ids[-1]) not in self.eos for ids in completion_ids]
+        elif self.gate and not self._warned:
+            log.warning(
+                "%s cannot tell which completions were cut off, only which state no answer: give it "
+                "eos=tokenizer.eos_token_id", self.__name__,
+            )  # fmt: skip
+            self._warned = True
         self.last = self.judge(
-            [problem_text(one) for one in asked],
+            [problem_text(one) for one in columns.get(self.problem) or prompts],
             [reply_text(one) for one in completions],
-            cut=self._are_cut(completion_ids),
+            cut=cut,
             references=columns.get(self.reference),
         )
         if log_metric is not None:
@@ -228,22 +322,36 @@ class PRMReward:
         """
         solutions = [cut_steps(text, self.stop) for text in texts]
         probabilities = score_solutions(self.scorer, problems, solutions)
-        asked = self._asked(problems, references)
+        if references is None:
+            asked = [TaskProblem(problem) for problem in problems]
+        else:  # what judges a problem tells answers and programs apart
+            pairs = zip(problems, references, strict=True)
+            asked = [TaskProblem.with_reference(problem, str(reference)) for problem, reference in pairs]
         answers = [self.grader.extract(problem, text).answer for problem, text in zip(asked, texts, strict=True)]
-        verdicts = self._verdicts(list(zip(asked, answers, strict=True)), references)
+        correct: list[bool | None] = [None] * len(texts)
+        if self.verifiable:
+            if references is None:
+                raise ConfigError(
+                    f"verifiable = {self.verifiable} needs reference answers, and the dataset has no column "
+                    f"{self.reference!r}. Name the column with reference=."
+                )
+            correct = [verdict.correct for verdict in self.grader.judge(list(zip(asked, answers, strict=True)))]
         judged = [
-            self._judged(tuple(steps), found, answer, verdict, is_cut)
-            for steps, found, answer, verdict, is_cut in zip(
-                solutions, probabilities, answers, verdicts, cut or [False] * len(texts), strict=True
-            )
+            self._judged(*one)
+            for one in zip(solutions, probabilities, answers, correct, cut or [False] * len(texts), strict=True)
         ]
-        self._count(judged)
+        self.counts["completions"] += len(judged)
+        self.counts["steps"] += sum(len(one.steps) for one in judged)
+        self.counts["gated"] += sum(one.gated for one in judged)
+        self.counts["cut"] += sum(one.cut for one in judged)
+        self.counts["unanswered"] += sum(one.answer is None for one in judged)
+        self.counts["unreadable"] += sum(one.num_unreadable for one in judged)
         return judged
 
     def _judged(
-        self, steps: tuple[str, ...], found: Floats, answer: str | None, correct: bool | None, cut: bool
+        self, steps: Sequence[str], found: Floats, answer: str | None, correct: bool | None, cut: bool
     ) -> Judged:
-        steps, found = (steps, found) if steps else (("",), np.array([np.nan]))
+        steps, found = (steps, found) if steps else ([""], np.array([np.nan]))
         gated = self.gate and (cut or answer is None)
         scores = np.zeros(len(found)) if gated else np.nan_to_num(found, nan=0.0)
         rewards, reward = scores, solution_score(scores, self.aggregator)
@@ -254,47 +362,9 @@ class PRMReward:
             rewards = differences(rewards)
         bonus = self.verifiable if correct and not gated else 0.0
         return Judged(
-            steps, tuple(found.tolist()), tuple(scores.tolist()), tuple(rewards.tolist()), reward, answer, correct,
-            bonus, cut, gated,
+            tuple(steps), tuple(found.tolist()), tuple(scores.tolist()), tuple(rewards.tolist()), reward, answer,
+            correct, bonus, cut, gated,
         )  # fmt: skip
-
-    def _asked(self, problems: Sequence[str], references: Sequence[object] | None) -> list[TaskProblem]:
-        """The problems with what judges them, so that answers and programs can be told apart."""
-        if references is None:
-            return [TaskProblem(problem) for problem in problems]
-        asked = zip(problems, references, strict=True)
-        return [TaskProblem.with_reference(problem, str(reference)) for problem, reference in asked]
-
-    def _verdicts(
-        self, answers: Sequence[tuple[TaskProblem, str | None]], references: Sequence[object] | None
-    ) -> list[bool | None]:
-        if not self.verifiable:
-            return [None] * len(answers)
-        if references is None:
-            raise ConfigError(
-                f"verifiable = {self.verifiable} needs reference answers, and the dataset has no column "
-                f"{self.reference!r}. Name the column with reference=."
-            )
-        return [verdict.correct for verdict in self.grader.judge(answers)]
-
-    def _are_cut(self, completion_ids: Sequence[Sequence[int]] | None) -> list[bool] | None:
-        if self.eos is not None and completion_ids is not None:
-            return [not len(ids) or int(ids[-1]) not in self.eos for ids in completion_ids]
-        if self.gate and not self._warned:
-            log.warning(
-                "%s cannot tell which completions were cut off, only which state no answer: give it "
-                "eos=tokenizer.eos_token_id", self.__name__,
-            )  # fmt: skip
-            self._warned = True
-        return None
-
-    def _count(self, judged: Sequence[Judged]) -> None:
-        self.counts["completions"] += len(judged)
-        self.counts["steps"] += sum(len(one.steps) for one in judged)
-        self.counts["gated"] += sum(one.gated for one in judged)
-        self.counts["cut"] += sum(one.cut for one in judged)
-        self.counts["unanswered"] += sum(one.answer is None for one in judged)
-        self.counts["unreadable"] += sum(one.num_unreadable for one in judged)
 
 
 def _refuse_gaps(prm: Scorer | str | Path, options: PrmOptions) -> None:
@@ -337,3 +407,53 @@ def summary(judged: Sequence[Judged], threshold: float = 0.5) -> dict[str, float
         "right_steps": sum(p > threshold for one in judged for p in one.probabilities) / max(1, steps),
         "steps": steps / count,
     }
+
+
+def _yes(text: str) -> bool:
+    if text.lower() not in ("1", "0", "true", "false", "yes", "no"):
+        raise ValueError(f"{text!r} is not 1 or 0")
+    return text.lower() in ("1", "true", "yes")
+
+
+OPTIONS: dict[str, Callable[[str], Any]] = {
+    "prm": str, "aggregator": str, "gate": _yes, "verifiable": float, "clip": float, "stop": str,
+}  # fmt: skip
+"""Options of `PRMReward` that can be set from outside → how their text is read."""
+PREFIX = "PRISM_RL_"
+"""`PRISM_RL_PRM`, `PRISM_RL_AGGREGATOR`, … are the environment's names for them."""
+END = f"{PREFIX}EOS"
+"""The text that ends a completion, such as `<|im_end|>`, where a framework leaves it in."""
+
+
+def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
+    """The reward that the options and, where they say nothing, the environment ask for; the same one for the same."""
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    unknown = sorted(set(given) - set(OPTIONS))
+    if unknown:
+        raise ConfigError(f"Unknown options {unknown} of the reward. Known: {', '.join(OPTIONS)}.")
+    for name in OPTIONS:
+        if name not in given and (text := os.environ.get(PREFIX + name.upper())):
+            given[name] = text
+    if "prm" not in given:
+        raise ConfigError(f"No PRM is named; set {PREFIX}PRM to the folder or hub id of one.")
+    for name, value in given.items():
+        if isinstance(value, str):
+            try:
+                given[name] = OPTIONS[name](value)
+            except ValueError as error:
+                raise ConfigError(f"{PREFIX}{name.upper()}: {error}") from None
+    return _make_reward(**given)
+
+
+def without_end(text: str) -> tuple[str, bool]:
+    """A completion without the text that ends it, and whether it was cut off; without such a text nobody can tell."""
+    end = os.environ.get(END)
+    if not end:
+        return text, False
+    there = text.rstrip().endswith(end)
+    return (text.rstrip().removesuffix(end), False) if there else (text, True)
+
+
+@lru_cache
+def _make_reward(**options: Any) -> PRMReward:
+    return PRMReward(**options)

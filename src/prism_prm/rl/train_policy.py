@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.backends.policy import PolicySettings, open_policy
-from prism_prm.config import to_toml
+from prism_prm.config import read_settings, to_toml
 from prism_prm.console import say, silent_unless
 from prism_prm.data.same_problem import Exclusions
 from prism_prm.data.tasks import Grader, TaskGrader, TaskProblem, load_problems, load_task
@@ -19,18 +19,19 @@ from prism_prm.grading.graders import unguarded
 from prism_prm.job import Job, content_key
 from prism_prm.models.model_files import load_tokenizer, local_folder
 from prism_prm.paths import file_name
-from prism_prm.rl.grpo import Curve, check_installed, grpo_config, train_with_reward
-from prism_prm.rl.held_out import AnswerGold, problem_rows
-from prism_prm.rl.recipe import GrpoRecipe, read_grpo_recipe
+from prism_prm.rl.alarm import TrainedPolicy
+from prism_prm.rl.monitor import AnswerGold, problem_rows
+from prism_prm.rl.recipe import GrpoRecipe
 from prism_prm.rl.report import make_report
 from prism_prm.rl.reward import PRMReward
+from prism_prm.rl.trainer import grpo_config, train_with_reward
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.search_report import Point
 from prism_prm.search.search_task import search_task
 
 if TYPE_CHECKING:
-    from prism_prm.rl.monitors import Reward
+    from prism_prm.rl.monitor import Reward
 
 COSTS = "critic-costs-{}.jsonl"
 """In the run's folder, one file per process: what a critic has cost, a line each time the command ran."""
@@ -43,7 +44,7 @@ def train_policy(
     out: str | Path,
     *,
     assignments: Sequence[str] = (),
-) -> Curve:
+) -> TrainedPolicy:
     """Train a policy by GRPO with a PRM's scores as its reward; returns its curve on held-out problems.
 
     It also solves the tasks of the evaluation before and after. Repeat a stopped call to resume from the last
@@ -57,15 +58,14 @@ def train_policy(
 
     Example:
         >>> curve = train_policy("grpo.toml", "trained", assignments=["trainer.max_steps=1"])
-        >>> [look.update for look in curve.looks]
+        >>> [point.update for point in curve.points]
         [0, 1]
         >>> policy = open_policy("hf:trained/policy")
     """
-    check_installed()
     from accelerate import PartialState
 
     if not isinstance(recipe, GrpoRecipe):
-        recipe = read_grpo_recipe(recipe, assignments)
+        recipe = read_settings(GrpoRecipe, recipe, assignments)
     elif assignments:
         raise ConfigError("assignments apply to a recipe file; change a GrpoRecipe object with dataclasses.replace")
     out = Path(out)
@@ -102,7 +102,7 @@ def train_policy(
 
 
 def split_problems(recipe: GrpoRecipe) -> tuple[list[TaskProblem], list[TaskProblem]]:
-    """(to train on, to be watched on): disjoint, and none of the first is in a task of the evaluation."""
+    """(training, held-out) problems: disjoint, and no training problem is in a task of the evaluation."""
     sets = recipe.problems
     train = list(load_problems(sets.train, sets.train_data).problems[: sets.limit])
     if sets.held_out is None:
@@ -139,7 +139,7 @@ def load_tokenizer_of(policy: str) -> Any:
 
 @contextlib.contextmanager
 def _reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> Iterator[tuple[Reward, str]]:
-    """The reward, and what names it; afterwards it is written down what a critic has cost, whatever happened."""
+    """The reward and its identity; what a critic has cost is written at the end, even after an error."""
     if not recipe.prm:
         yield AnswerReward(grader), "right answers"
         return
@@ -183,7 +183,7 @@ class AnswerReward:
 
 
 def _evaluated(recipe: GrpoRecipe, policy: str, out: Path, state: Any) -> Evaluated:
-    """Every task solved greedily and by sampling; one process does it, and the others wait."""
+    """Solve every task greedily and by sampling; one process does it, and the others wait."""
     found: Evaluated = {}
     chosen = recipe.evaluation
     if state.is_main_process and chosen.tasks:

@@ -1,15 +1,22 @@
-"""`StepGRPOTrainer`: TRL's GRPO with an advantage for each step instead of one for each completion.
+"""GRPO by TRL: `StepGRPOTrainer` gives each step its own advantage; `train_with_reward` trains, monitors and resumes.
 
 TRL's loss takes advantages of shape (batch, tokens) from subclasses. All that is overridden is where rewards are asked
-for, to see the scores of steps, and where the finished batch is handed on, to replace its advantages. What that relies
+for, to see the scores of steps, and where the finished batch is returned, to replace its advantages. What that relies
 on is checked when a trainer is made (`check_trl`).
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
-from collections.abc import Sequence
+import json
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,17 +24,83 @@ import torch
 from torch import Tensor
 
 from prism_prm.arrays import Floats
+from prism_prm.console import progress
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
-from prism_prm.rl.credit import STEPS_ONLY, Graded, find_credit, standardise
-from prism_prm.rl.reward import AsyncPRMReward, Judged, PRMReward
-from prism_prm.rl.spans import TokenSpans
+from prism_prm.files import write_text, writing
+from prism_prm.job import content_key, refuse_changes
+from prism_prm.models.load_lm import hash_tensors, language_model, plain_config, quiet_transformers
+from prism_prm.models.model_files import local_folder, tokenizer_text
+from prism_prm.rl.alarm import LOG, POLICY, RUN, MonitorSettings, TrainedPolicy, read_run_file, read_trained_policy
+from prism_prm.rl.credit import STEPS_ONLY, Graded, find_credit, standardize
+from prism_prm.rl.monitor import Gold, Monitor, Reward, Row
+from prism_prm.rl.reward import AsyncPRMReward, PRMReward
 
 try:
     import trl
     from accelerate.utils import gather_object
-    from trl import GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer
 except ImportError as error:
     raise MissingExtraError("TRL 1.16 or later", "rl") from error
+
+
+_UNFINISHED = "�"
+"""What decoders write for bytes that are not yet a whole character."""
+_LONGEST = 8
+"""More tokens than this are not an incomplete character, but invalid bytes."""
+
+
+class TokenSpans:
+    """Gives each token of a completion to the step in which its first character stands.
+
+    A separator belongs to the step before it, so a token such as `.\\n\\n` does too, and so does one that holds the
+    separator's end and the next step's beginning: a search would have ended the step with it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._pieces: dict[int, str] = {}
+
+    def owners(self, ids: Sequence[int], steps: Sequence[str]) -> list[int]:
+        """For each token the number of its step; what stands before the first step is the first step's.
+
+        `steps` are texts that the decoded completion holds in this order; in place of one that it does not hold stands
+        whatever it has there.
+        """
+        text = self._decode(ids)
+        begins, at = [], 0
+        for step in steps:
+            found = text.find(step, at)
+            begins.append(max(found, at))
+            at = at if found < 0 else found + len(step)
+        return [max(0, bisect_right(begins, start) - 1) for start in self.starts(ids)]
+
+    def starts(self, ids: Sequence[int]) -> list[int]:
+        """Where in the decoded text the first character of each token stands."""
+        whole = self._decode(ids)
+        for token in set(ids).difference(self._pieces):  # within a text: some decoders drop the space at its beginning
+            self._pieces[token] = self._decode([token, token])[len(self._decode([token])) :]
+        pieces = [self._pieces[token] for token in ids]
+        # Most texts are their tokens' texts, one after the other, maybe without a space at the very beginning.
+        joined = "".join(pieces)
+        missing = len(joined) - len(whole)
+        if missing in (0, 1) and joined.endswith(whole) and joined[:missing].isspace() == bool(missing):
+            ends = list(accumulate(map(len, pieces), initial=0))
+            return [max(0, end - missing) for end in ends[:-1]]
+        # Characters are spread over tokens: what does each token add to the text of a few before it?
+        starts, length = [], 0
+        before = read = 0
+        for i in range(len(ids)):
+            starts.append(length)
+            known, more = self._decode(ids[before:read]), self._decode(ids[before : i + 1])
+            if len(more) > len(known) and (not more.endswith(_UNFINISHED) or i + 1 - read > _LONGEST):
+                length += len(more) - len(known)
+                before, read = read, i + 1
+        return starts
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
 
 OVERRIDDEN = {
     "_generate_and_score_completions": ("self", "inputs"),
@@ -65,7 +138,7 @@ class _Local:
 class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """TRL's `GRPOTrainer` with credit for single steps; exactly one `PRMReward` has a weight.
 
-    Further reward functions, and a `PRMReward`'s own reward for right answers, are standardised over each group and
+    Further reward functions, and a `PRMReward`'s own reward for right answers, are standardized over each group and
     added to all tokens; under the credits `outcome` and `progress` they are part of the solution's reward.
 
     Args:
@@ -78,7 +151,16 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         find_credit(credit)  # before a model is loaded
         self.credit = credit
         super().__init__(*arguments, **options)
-        self._step_reward, self._step_column = _only_prm_reward(self.reward_funcs, self.reward_weights.tolist())
+        plain = [one.reward if isinstance(one, AsyncPRMReward) else one for one in self.reward_funcs]
+        weights = self.reward_weights.tolist()
+        found = [(one, i) for i, one in enumerate(plain) if isinstance(one, PRMReward) and weights[i]]
+        if len(found) != 1:
+            raise ConfigError(
+                f"StepGRPOTrainer gives credit by one PRMReward; there are {len(found)} with a weight among its "
+                f"{len(plain)} reward functions. Give the others the weight 0 (reward_weights), or use GRPOTrainer, "
+                "which takes any number and gives one advantage per completion."
+            )
+        self._step_reward, self._step_column = found[0]
         if self._step_reward.eos is None:
             self._step_reward.eos = frozenset({*self.eos_token_ids, self._tokenizer.pad_token_id} - {None})
         self._spans = TokenSpans(self._tokenizer)
@@ -89,7 +171,10 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         judged = self._step_reward.last
         assert len(judged) == len(completion_ids_list), "the reward function has just seen these completions"
         owners = [self._spans.owners(ids, one.steps) for ids, one in zip(completion_ids_list, judged, strict=True)]
-        graded = [_graded(one, own) for one, own in zip(judged, owners, strict=True)]
+        graded = []
+        for one, own in zip(judged, owners, strict=True):
+            tokens = np.bincount(np.asarray(own, dtype=np.int64), minlength=len(one.steps))
+            graded.append(Graded(one.scores, one.step_rewards, tuple(tokens.tolist()), one.prm_reward))
         self._local = _Local(graded, [one.bonus for one in judged], owners, rewards)
         return rewards
 
@@ -127,26 +212,128 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         for start in range(0, len(solutions), size):
             steps = find_credit(self.credit)(solutions[start : start + size])
             if self.credit in STEPS_ONLY:
-                whole = standardise(beside[start : start + size])
+                whole = standardize(beside[start : start + size])
                 steps = [weight * own + more for own, more in zip(steps, whole, strict=True)]
             found += steps
         first = self.accelerator.process_index * len(local.graded)
         return found[first : first + len(local.graded)]
 
 
-def _graded(judged: Judged, owners: Sequence[int]) -> Graded:
-    tokens = np.bincount(np.asarray(owners, dtype=np.int64), minlength=len(judged.steps))
-    return Graded(judged.scores, judged.step_rewards, tuple(tokens.tolist()), judged.prm_reward)
+FREE = (
+    "monitor.stop_on_alarm", "trainer.report_to", "trainer.logging_steps", "trainer.save_steps",
+    "trainer.save_strategy", "trainer.save_total_limit", "trainer.disable_tqdm", "trainer.use_cpu",
+    "trainer.dataloader_num_workers", "trainer.log_completions", "trainer.run_name", "trainer.gradient_checkpointing",
+)  # fmt: skip
+"""Settings that change no update, and so may differ when a run is resumed."""
 
 
-def _only_prm_reward(functions: Sequence[Any], weights: Sequence[float]) -> tuple[PRMReward, int]:
-    """The one reward function that knows steps, and which it is; those of weight 0 are only logged."""
-    plain = [one.reward if isinstance(one, AsyncPRMReward) else one for one in functions]
-    found = [(one, i) for i, one in enumerate(plain) if isinstance(one, PRMReward) and weights[i]]
-    if len(found) != 1:
-        raise ConfigError(
-            f"StepGRPOTrainer gives credit by one PRMReward; there are {len(found)} with a weight among its "
-            f"{len(plain)} reward functions. Give the others the weight 0 (reward_weights), or use GRPOTrainer, which "
-            "takes any number and gives one advantage per completion."
-        )
-    return found[0]
+def train_with_reward(
+    policy: str | Path,
+    reward: Reward,
+    *,
+    train: Sequence[Row],
+    held_out: Sequence[Row],
+    gold: Gold,
+    out: str | Path,
+    trainer: Mapping[str, Any],
+    credit: str = "outcome",
+    monitor: MonitorSettings | None = None,
+    identity: str = "",
+    begin: Callable[[], None] = lambda: None,
+) -> TrainedPolicy:
+    """Train a policy by GRPO; a stopped run resumes from TRL's last checkpoint, and a finished one is read.
+
+    Args:
+        policy: folder or hub id of a causal language model.
+        reward: what TRL calls; for other credit than `outcome` it must be a `PRMReward`.
+        train: the problems to train on.
+        held_out: problems to watch the policy on; they are in no update.
+        gold: who says what is true of their solutions.
+        out: folder for checkpoints, looks and the trained policy.
+        trainer: settings of TRL's `GRPOConfig`, passed on as they are.
+        credit: how the steps of a group share what it earned.
+        monitor: how often and how closely to look.
+        identity: names what decides the reward: a folder whose reward had another one is refused.
+        begin: called before the training, once the folder is known to fit these settings.
+    """
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
+
+    out, monitor = Path(out), monitor or MonitorSettings()
+    checkpoints = out / "checkpoints"
+    model, tokenizer = language_model(local_folder(str(policy)), torch.float32)
+    tokenizer.padding_side = "left"
+    texts = json.dumps(plain_config(model.config), sort_keys=True, default=str), tokenizer_text(tokenizer)
+    made_with = {
+        "policy": hash_tensors(texts, model.state_dict().items()), "reward": identity, "credit": credit,
+        "train": content_key([dict(row) for row in train]), "held_out": content_key([dict(row) for row in held_out]),
+        "trainer": dict(trainer), "monitor": dataclasses.asdict(monitor),
+    }  # fmt: skip
+    before = read_run_file(out)
+    refuse_changes(out, before.get("made_with", made_with), made_with, free=FREE)
+    begin()
+    if before.get("finished"):
+        return read_trained_policy(out)
+
+    class Progress(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            advance(state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            advance(1)
+
+    def whole_checkpoints() -> list[Path]:  # the trainer's state is the last file of one
+        return [path for path in checkpoints.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
+
+    settings = grpo_config(trainer, checkpoints)
+    untrained = copy.deepcopy(model) if monitor.kl else None  # before a trainer wraps its `forward`
+    with quiet_transformers("trl", "accelerate"):
+        options = {
+            "model": model, "reward_funcs": [reward], "args": settings, "processing_class": tokenizer,
+            "train_dataset": Dataset.from_list([dict(row) for row in train]),
+        }  # fmt: skip
+        try:
+            knows_steps = isinstance(reward, PRMReward)
+            grpo: Any = StepGRPOTrainer(**options, credit=credit) if knows_steps else GRPOTrainer(**options)
+        except ValueError as error:
+            raise ConfigError(f"TRL refuses this run: {error}") from error
+        is_main = grpo.accelerator.is_main_process
+        grpo.remove_callback(PrinterCallback)
+        grpo.remove_callback(ProgressCallback)
+        Monitor(held_out, reward, gold, out, monitor, start=untrained).attach(grpo)
+        if is_main:
+            write_text(out / RUN, json.dumps({"made_with": made_with}, indent=2) + "\n")
+        last = max(whole_checkpoints(), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+        grpo.accelerator.wait_for_everyone()
+        total = settings.max_steps if settings.max_steps > 0 else None
+        try:
+            with writing(checkpoints), progress("training the policy", total) as advance:
+                grpo.add_callback(Progress())
+                grpo.train(resume_from_checkpoint=last and str(last))
+        finally:
+            if is_main:
+                for path in set(checkpoints.glob("checkpoint-*")).difference(whole_checkpoints()):
+                    shutil.rmtree(path)
+        with writing(out / POLICY):
+            grpo.save_model(str(out / POLICY))
+    if is_main:
+        write_text(out / LOG, json.dumps(grpo.state.log_history) + "\n")
+        write_text(out / RUN, json.dumps({"made_with": made_with, "finished": True}, indent=2) + "\n")
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    grpo.accelerator.wait_for_everyone()
+    return read_trained_policy(out)
+
+
+def grpo_config(settings: Mapping[str, Any], folder: Path) -> Any:
+    """TRL's `GRPOConfig`, with our defaults and those that this machine needs."""
+    known = {field.name for field in dataclasses.fields(GRPOConfig)} - {"output_dir"}
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise ConfigError(f"Unknown keys {unknown} in [trainer]. Known: the settings of trl.GRPOConfig.")
+    here: dict[str, Any] = {"report_to": "none", "logging_steps": 1, "save_total_limit": 2}
+    if not torch.accelerator.is_available():
+        here |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    try:
+        return GRPOConfig(**{**here, **settings}, output_dir=str(folder))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"TRL refuses [trainer]: {error}") from error

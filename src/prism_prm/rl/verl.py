@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prism_prm.errors import DataError
-from prism_prm.rl.completions import problem_text
-from prism_prm.rl.configured import configured_reward, without_end
+from prism_prm.rl.reward import configured_reward, problem_text, without_end
 
 PROBLEM_FIELDS = ("problem", "question", "prompt")
 """Where in `extra_info` the problem is looked for."""

@@ -31,8 +31,7 @@ from prism_prm.file_types import read_json, reading_parquet
 from prism_prm.files import JsonLines
 from prism_prm.paths import nearest, own_name, split_name
 from prism_prm.report import plain_json
-from prism_prm.rl.looks import GREEDY, LOOKS, PROXY, VOTE, first_alarm, gold_of, read_looks
-from prism_prm.rl.samples import SAMPLES, read_samples
+from prism_prm.rl.alarm import GREEDY, POINTS, PROXY, SAMPLES, VOTE, first_alarm, gold_of, read_points, read_samples
 from prism_prm.search.rounds import FOLDER, Seen, made_with, outline, read_rounds
 from prism_prm.tree import unique_names
 
@@ -354,15 +353,15 @@ def _scored(tables: list[Place], results: ShownResults) -> dict[str, Any]:
 
 def run_documents(place: Place, _results: ShownResults) -> list[Document] | None:
     """The run of a folder of `prism grpo`, which may still be running."""
-    looks = place.path / LOOKS
+    looks = place.path / POINTS
     if not looks.is_file():
         return None
     return [Document("grpo", place.name, partial(_run, place.path), (looks, place.path / SAMPLES))]
 
 
 def _run(folder: Path) -> dict[str, Any]:
-    with reading_parquet(folder / LOOKS, "run `prism grpo` again"):
-        looks = read_looks(folder / LOOKS)
+    with reading_parquet(folder / POINTS, "run `prism grpo` again"):
+        looks = read_points(folder / POINTS)
     gold = gold_of(looks[0])
     lines = []
     for name, title in {PROXY: "mean reward", gold: "solved, sampled", f"{GREEDY}/{gold}": "solved, greedy"}.items():
@@ -382,7 +381,7 @@ def _run(folder: Path) -> dict[str, Any]:
             for name, alarm in alarms.items()
         ],
         "problems": samples.problems,
-        "samples": samples.looks,
+        "samples": samples.points,
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.models.lower_cache import LowerCache
 from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import EncodedTree, Layout, PackedBatch, Row, encode_tree, merge_rows, pack, read_index
-from prism_prm.train.settings import Packing
+from prism_prm.train.recipe import Packing
 
 
 def plan_updates(trees_P: NDArray[np.integer], *, per_update: int, per_tree: int, seed: tuple[int, ...]) -> list[Ints]:
@@ -181,50 +181,34 @@ def parts_of_update(
     for tree_id in np.unique(examples.tree[update]):
         indices = update[examples.tree[update] == tree_id]
         tree, groups = as_one_tree(examples, indices)
-        for part in LAYOUTS[packing](encode_tree(tree, family), groups, limits):
-            parts.append(_numbered(part, indices, number))
-            number += len(part.rows)
+        for rows, reads in _lay_out(encode_tree(tree, family), groups, packing, limits):
+            numbered = tuple(
+                replace(row, owners=tuple((number + i, node) for _, node in row.owners)) for i, row in enumerate(rows)
+            )
+            own_reads = tuple(tuple((number + row, node) for row, node in group) for group in reads.values())
+            parts.append(Part(numbered, tuple(int(indices[i]) for i in reads), own_reads))
+            number += len(rows)
     return parts
 
 
-def _tree_parts(tree: EncodedTree, groups: Sequence[tuple[int, ...]], limits: RowLimits) -> Iterable[Part]:
-    """All groups of a tree share its prefix; a tree too big for a row is split between groups."""
-    left = dict(enumerate(groups))
-    for row in limits.rows(tree, groups):
-        nodes = {node for _, node in row.owners}
-        here = {i: group for i, group in left.items() if nodes.issuperset(group)}
-        left = {i: group for i, group in left.items() if i not in here}
-        yield Part((row,), tuple(here), tuple(tuple((0, node) for node in group) for group in here.values()))
-    assert not left, "every group is read in one row"
-
-
-def _pair_parts(tree: EncodedTree, groups: Sequence[tuple[int, ...]], limits: RowLimits) -> Iterable[Part]:
-    """The two steps of a pair share their prefix."""
+def _lay_out(
+    tree: EncodedTree, groups: Sequence[tuple[int, ...]], packing: Packing, limits: RowLimits
+) -> Iterator[tuple[Sequence[Row], dict[int, tuple[Read, ...]]]]:
+    """Rows that belong together, and for each group in them (by its index) where its nodes are read."""
+    if packing == "tree":  # all groups share the tree's prefix; a tree too big for a row is split between groups
+        left = dict(enumerate(groups))
+        for row in limits.rows(tree, groups):
+            nodes = {node for _, node in row.owners}
+            here = {i: group for i, group in left.items() if nodes.issuperset(group)}
+            left = {i: group for i, group in left.items() if i not in here}
+            yield [row], {i: tuple((0, node) for node in group) for i, group in here.items()}
+        assert not left, "every group is read in one row"
+        return
     for i, group in enumerate(groups):
-        yield Part(tuple(limits.rows(tree, [group])), (i,), (tuple((0, node) for node in group),))
-
-
-def _separate_parts(tree: EncodedTree, groups: Sequence[tuple[int, ...]], limits: RowLimits) -> Iterable[Part]:
-    """Every step is a sequence of its own: the slow, obvious way."""
-    for i, group in enumerate(groups):
-        rows = tuple(limits.rows(tree, [(node,)])[0] for node in group)
-        yield Part(rows, (i,), (tuple(enumerate(group)),))
-
-
-LAYOUTS: dict[Packing, Callable[[EncodedTree, Sequence[tuple[int, ...]], RowLimits], Iterable[Part]]] = {
-    "tree": _tree_parts,
-    "pair": _pair_parts,
-    "none": _separate_parts,
-}
-
-
-def _numbered(part: Part, indices: Ints, first: int) -> Part:
-    """The part with the round's example indices, and rows numbered from `first`."""
-    rows = tuple(
-        replace(row, owners=tuple((first + i, node) for _, node in row.owners)) for i, row in enumerate(part.rows)
-    )
-    reads = tuple(tuple((first + row, node) for row, node in group) for group in part.reads)
-    return Part(rows, tuple(int(indices[i]) for i in part.examples), reads)
+        if packing == "pair":  # the two steps of a pair share their prefix
+            yield limits.rows(tree, [group]), {i: tuple((0, node) for node in group)}
+        else:  # every step is a sequence of its own: the slow, obvious way
+            yield [limits.rows(tree, [(node,)])[0] for node in group], {i: tuple(enumerate(group))}
 
 
 def arranged(module: PrmModule, rows: Sequence[Row], tokens: int) -> Sequence[Row]:
@@ -270,7 +254,14 @@ def micro_batches(
     parts: Sequence[Part], make: Callable[[Sequence[Row]], PackedBatch], tokens: int, rank: int = 0, ranks: int = 1
 ) -> list[MicroBatch]:
     """The micro-batches of one process, of at most `tokens` padded tokens each; every process has the same number."""
-    return [_micro_batch(some, make, weight) for some, weight in passes(parts, tokens, ranks)[rank]]
+    found = []
+    for some, weight in passes(parts, tokens, ranks)[rank]:
+        batch = make([row for part in some for row in part.rows])
+        at = read_index(batch)
+        reads = [[at[read] for read in group] for part in some for group in part.reads]
+        examples = np.array([i for part in some for i in part.examples], dtype=np.int64)
+        found.append(MicroBatch(batch, examples, torch.tensor(reads), weight))
+    return found
 
 
 def _batched(parts: Sequence[Part], tokens: int) -> list[list[Part]]:
@@ -285,14 +276,6 @@ def _batched(parts: Sequence[Part], tokens: int) -> list[list[Part]]:
             batches.append([part])
             rows, length = len(part.rows), part.length
     return batches
-
-
-def _micro_batch(parts: Sequence[Part], make: Callable[[Sequence[Row]], PackedBatch], weight: float) -> MicroBatch:
-    batch = make([row for part in parts for row in part.rows])
-    at = read_index(batch)
-    reads = [[at[read] for read in group] for part in parts for group in part.reads]
-    examples = np.array([i for part in parts for i in part.examples], dtype=np.int64)
-    return MicroBatch(batch, examples, torch.tensor(reads), weight)
 
 
 def too_long(examples: Examples, family: Layout, context: int) -> Ints:

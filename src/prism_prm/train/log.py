@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +26,14 @@ def check_reporters(report_to: tuple[str, ...]) -> None:
 class RunLog:
     """One line per update; lines of updates that a killed run had not saved are removed when it resumes.
 
-    Trackers
-    count updates over all rounds. They start with their first value; later updates that an earlier start of
-    the
-    run sent to TensorBoard are not drawn.
+    Trackers count updates over all rounds. They start with their first value; TensorBoard does not draw later updates
+    that an earlier start of the run sent.
     """
 
     def __init__(self, folder: Path, report_to: tuple[str, ...], settings: dict[str, Any]) -> None:
         self._lines = JsonLines(folder / "log.jsonl")
         self._step = len(self._lines.read())
-        self._make: Callable[[], list[GeneralTracker]] = lambda: [
-            TRACKERS[name](folder, settings, self._step) for name in report_to
-        ]
+        self._folder, self._report_to, self._settings = folder, report_to, settings
         self._trackers: list[GeneralTracker] | None = None
 
     def resume(self, round_name: str, updates_done: int) -> None:
@@ -65,26 +61,19 @@ class RunLog:
 
     def _send(self, numbers: dict[str, Any]) -> None:
         if self._trackers is None:
-            self._trackers = self._make()
+            self._trackers = []
+            if "tensorboard" in self._report_to:
+                from accelerate.tracking import TensorBoardTracker
+
+                self._trackers.append(TensorBoardTracker("tensorboard", self._folder, purge_step=self._step))
+            if "wandb" in self._report_to:
+                from accelerate.tracking import WandBTracker
+
+                name, place = self._folder.name, str(self._folder)
+                self._trackers.append(
+                    WandBTracker("prism-prm", name=name, dir=place, config=self._settings, resume="allow")
+                )
             for tracker in self._trackers:
                 tracker.start()
         for tracker in self._trackers:
             tracker.log(numbers, step=self._step)
-
-
-def _tensorboard(folder: Path, _settings: dict[str, Any], step: int) -> GeneralTracker:
-    from accelerate.tracking import TensorBoardTracker
-
-    return TensorBoardTracker("tensorboard", folder, purge_step=step)
-
-
-def _wandb(folder: Path, settings: dict[str, Any], _step: int) -> GeneralTracker:
-    from accelerate.tracking import WandBTracker
-
-    return WandBTracker("prism-prm", name=folder.name, dir=str(folder), config=settings, resume="allow")
-
-
-TRACKERS: dict[str, Callable[[Path, dict[str, Any], int], GeneralTracker]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-}

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,19 +22,148 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from prism_prm.arrays import Ints
 from prism_prm.data.pair_examples import Examples
 from prism_prm.errors import PrismError
+from prism_prm.files import whole_folder
 from prism_prm.losses import Objective
 from prism_prm.models.packing import Layout, PackedBatch, Row
-from prism_prm.train.batches import MicroBatch, RowLimits, micro_batches, over_limit, parts_of_update, plan_updates
-from prism_prm.train.checkpoints import Checkpoints
-from prism_prm.train.model import is_sharded, to_training, whole
-from prism_prm.train.settings import TrainSettings
+from prism_prm.train.batches import RowLimits, micro_batches, over_limit, parts_of_update, plan_updates
+from prism_prm.train.model import is_sharded, placed_like, to_training, whole
+from prism_prm.train.recipe import TrainSettings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+STATE_FILE = "progress.json"
+FILE_BYTES = 2**31
+"""About how large a file gets: the main process holds one file's tensors at a time."""
+
+
+class Checkpoints:
+    """The checkpoints in a folder. All processes call every method."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder
+        self.keep = keep
+
+    def last(self) -> Path | None:
+        """The newest checkpoint."""
+        return max((path for path in self._all() if (path / STATE_FILE).exists()), default=None)
+
+    def _all(self) -> list[Path]:
+        return sorted(self.folder.glob("update-*")) if self.folder.is_dir() else []
+
+    def updates_done(self) -> int:
+        """The updates that need not be made again."""
+        last = self.last()
+        return 0 if last is None else int(_read_progress(last)["updates_done"])
+
+    def save(
+        self, done: int, plan: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, accelerator: Accelerator
+    ) -> None:
+        """Write a checkpoint, then remove older ones."""
+        place = self.folder / f"update-{done:06d}"
+        is_main = accelerator.is_main_process
+        if is_main:
+            for unfinished in self.folder.glob(".update-*.part"):  # of a killed run
+                shutil.rmtree(unfinished, ignore_errors=True)
+        with whole_folder(place) if is_main else contextlib.nullcontext() as aside:
+            files = _write(model, optimizer, aside)
+            if aside:
+                progress = {"updates_done": done, "plan": plan, "files": files}
+                (aside / STATE_FILE).write_text(json.dumps(progress))
+        if is_main:
+            for old in self._all()[: -self.keep]:
+                shutil.rmtree(old)
+        accelerator.wait_for_everyone()
+
+    def load(self, plan: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Load the newest one's weights and optimizer; gives the number of updates that were made."""
+        last = self.last()
+        if last is None:
+            return 0
+        progress = _read_progress(last)
+        if progress["plan"] != plan:
+            raise PrismError(
+                f"{last}: made for other pairs or settings; remove {self.folder} to start the round again."
+            )
+        try:
+            _read(last, progress["files"], model, optimizer)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise _foreign(last, error) from error
+        return int(progress["updates_done"])
+
+
+def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _write(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path | None) -> int:
+    """Write all that an update changes, and count the files; a process without a folder only gives its parts.
+
+    The order is the same on every process: `name` of a weight, then `name key` of its optimizer state.
+    """
+    held: dict[str, torch.Tensor] = {}
+    num_files = 0
+
+    def flush() -> None:
+        nonlocal num_files
+        if held and folder:
+            save_file(held, folder / f"state-{num_files:05d}.safetensors")
+            num_files += 1
+            held.clear()
+
+    for name, parameter in _trained(model).items():
+        state = {f"{name} {key}": value for key, value in optimizer.state[parameter].items()}
+        for key, tensor in ({name: parameter.detach()} | state).items():
+            full = whole(tensor)
+            if folder:
+                held[key] = full.contiguous()
+                if sum(value.nbytes for value in held.values()) >= FILE_BYTES:
+                    flush()
+    flush()
+    return num_files
+
+
+@torch.no_grad()
+def _read(folder: Path, num_files: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    paths = sorted(folder.glob("state-*.safetensors"))
+    if len(paths) != num_files:
+        raise ValueError(f"{len(paths)} of {num_files} files")
+    trained, found = _trained(model), set()
+    for path in paths:
+        for full_name, value in load_file(path).items():
+            name, _, key = full_name.partition(" ")
+            found.add(name)
+            if name not in trained:
+                continue
+            parameter = trained[name]
+            if not key:
+                parameter.copy_(placed_like(value, parameter))
+            else:  # AdamW keeps its count of updates on the CPU
+                optimizer.state[parameter][key] = value if key == "step" else placed_like(value, parameter)
+    if found != trained.keys():
+        raise ValueError(f"it has other weights, e.g. {min(found ^ trained.keys())}")
+
+
+def _read_progress(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint / STATE_FILE
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {"updates_done": int(found["updates_done"]), "plan": found["plan"], "files": int(found["files"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise _foreign(checkpoint, error) from None
+
+
+def _foreign(checkpoint: Path, error: Exception) -> PrismError:
+    return PrismError(
+        f"{checkpoint}: not what `prism train` writes there ({error}); remove {checkpoint} to resume without it."
+    )
 
 
 class NotFiniteError(PrismError):
@@ -40,12 +171,12 @@ class NotFiniteError(PrismError):
 
 
 @dataclass
-class Round:
+class TrainingRound:
     """What one round works with; `run` trains it to its end."""
 
     name: str
     model: torch.nn.Module
-    """As the optimiser sees it: a PRM's module, perhaps wrapped by peft or sharded."""
+    """As the optimizer sees it: a PRM's module, perhaps wrapped by peft or sharded."""
     family: Layout
     make_batch: Callable[[Sequence[Row]], PackedBatch]
     limits: RowLimits
@@ -120,7 +251,7 @@ class Round:
 
     def _update(self, accelerator: Accelerator, model: Any, optimizer: Any, number: int) -> dict[str, Any]:
         """One update; raises before the weights change if its loss or gradient is not a number."""
-        settings, update = self.settings, self.updates[number]
+        settings, update, device = self.settings, self.updates[number], accelerator.device
         parts = parts_of_update(self.examples, update, self.family, settings.pack, self.limits)
         batches = micro_batches(
             parts, self.make_batch, settings.microbatch_tokens, accelerator.process_index, accelerator.num_processes
@@ -131,43 +262,33 @@ class Round:
             # back would be whole on every process, and need more memory than sharding saves.
             at_once = is_sharded(model) or i == len(batches) - 1
             with contextlib.nullcontext() if at_once else accelerator.no_sync(model):
-                loss_N = self._losses(model, micro, accelerator.device)
-                self._check_losses(number, micro, loss_N.detach())
+                log_odds_R = model(micro.batch.to(device))[:, 0]
+                read_NK = log_odds_R[micro.reads_NK.to(device)]
+                if self.examples.labels is None:
+                    loss_N = self.objective.of_pairs(read_NK[:, 0], read_NK[:, 1])
+                else:
+                    labels_N = torch.as_tensor(self.examples.labels[micro.examples], dtype=read_NK.dtype, device=device)
+                    loss_N = self.objective.of_steps(read_NK[:, 0], labels_N)
+                bad_N = ~torch.isfinite(loss_N.detach())
+                if bad_N.any():  # the launcher then ends the other processes
+                    bad = self.examples.ids[micro.examples[bad_N.cpu().numpy()]]
+                    raise self._not_finite(number, f"loss {loss_N[bad_N][0].item()}", bad)
                 # Processes average their gradients; the update's loss is the mean over all its examples.
                 accelerator.backward(loss_N.sum() * (micro.weight * accelerator.num_processes / len(update)))
             total += micro.weight * float(loss_N.detach().sum())
-        norm = self._gradient_norm(accelerator, model)
+        norm = float(whole(accelerator.clip_grad_norm_(model.parameters(), settings.max_grad_norm or math.inf)))
         if not math.isfinite(norm):
             raise self._not_finite(number, f"gradient norm {norm}", self.examples.ids[update])
         optimizer.step()
         optimizer.zero_grad()
         tokens = sum(micro.batch.input_ids_BL.numel() for micro in batches)
-        sums = torch.tensor([total, tokens], dtype=torch.float64, device=accelerator.device)
+        sums = torch.tensor([total, tokens], dtype=torch.float64, device=device)
         loss, all_tokens = accelerator.reduce(sums, "sum").tolist()
         return {
             "round": self.name, "update": number, "updates": len(self.updates), "loss": loss / len(update),
             "grad_norm": norm, "examples": len(update), "tokens": int(all_tokens),
             "max_per_tree": int(np.unique(self.examples.tree[update], return_counts=True)[1].max()),
         }  # fmt: skip
-
-    def _losses(self, model: Any, micro: MicroBatch, device: torch.device) -> torch.Tensor:
-        log_odds_R = model(micro.batch.to(device))[:, 0]
-        read_NK = log_odds_R[micro.reads_NK.to(device)]
-        if self.examples.labels is None:
-            return self.objective.of_pairs(read_NK[:, 0], read_NK[:, 1])
-        labels_N = torch.as_tensor(self.examples.labels[micro.examples], dtype=read_NK.dtype, device=device)
-        return self.objective.of_steps(read_NK[:, 0], labels_N)
-
-    def _gradient_norm(self, accelerator: Accelerator, model: Any) -> float:
-        norm = accelerator.clip_grad_norm_(model.parameters(), self.settings.max_grad_norm or math.inf)
-        return float(whole(norm))
-
-    def _check_losses(self, number: int, micro: MicroBatch, loss_N: torch.Tensor) -> None:
-        """Raise before the backward pass if a loss is not a number; the launcher then ends the other processes."""
-        bad_N = ~torch.isfinite(loss_N)
-        if bad_N.any():
-            bad = self.examples.ids[micro.examples[bad_N.cpu().numpy()]]
-            raise self._not_finite(number, f"loss {loss_N[bad_N][0].item()}", bad)
 
     def _not_finite(self, number: int, what: str, ids: Ints) -> NotFiniteError:
         kind = "pairs" if self.examples.labels is None else "labelled steps"

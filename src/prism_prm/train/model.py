@@ -1,4 +1,4 @@
-"""Weights, gradients and optimiser state sharded over processes with FSDP2, by torch itself.
+"""The model as it is trained: frozen layers, adapters, and weights sharded over processes with FSDP2, by torch itself.
 
 accelerate starts the processes and holds a copy of the model in each (DDP). Its own FSDP works on GPUs only and cannot
 be tested without them, so sharding calls torch: the same code runs on CPUs (gloo), where it is tested, and on GPUs.
@@ -6,7 +6,6 @@ be tested without them, so sharding calls torch: the same code runs on CPUs (glo
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,18 +30,6 @@ POLICIES = {
     "bf16": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
 }
 """Mixed precision → the dtypes in which layers are gathered and run, and gradients are summed."""
-
-
-def shard(model: Any, layers: Any, accelerator: Accelerator) -> None:
-    """Leave each process its part of every parameter, on its device; a layer is whole only while it runs."""
-    policy = POLICIES.get(accelerator.mixed_precision)
-    if policy is None:
-        raise ConfigError(
-            f"mixed precision {accelerator.mixed_precision!r} does not work with sharding; use one of {list(POLICIES)}."
-        )
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    for part in (*layers, model):
-        fully_shard(part, mesh=mesh, mp_policy=policy)
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -77,7 +64,7 @@ def gather(model: torch.nn.Module, *, keep: bool) -> None:
 
 
 def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.nn.Module:
-    """The module as the optimiser should see it."""
+    """The module as the optimizer should see it."""
     module.requires_grad_(True)
     dropout: Any = getattr(module.config, "attention_dropout", None)
     if dropout and hardware.attn == "flex":
@@ -85,33 +72,24 @@ def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.n
             f'hardware.attn = "flex" has no dropout, but the model\'s config has attention_dropout = {dropout}: '
             'set it to 0 there, or train with hardware.attn = "sdpa".'
         )
-    if hardware.frozen_layers or hardware.lora is not None:
-        untie(module)
-    if hardware.frozen_layers:
-        freeze(module, hardware.frozen_layers)
+    backbone = module.backbone
+    embedding = backbone.get_input_embeddings()
+    shared: torch.Tensor = embedding.weight
+    is_partial = hardware.frozen_layers or hardware.lora is not None
+    if is_partial and getattr(module.head, "weight", None) is shared:
+        # A head that is the embedding too gets its own weights: it is trained, the embedding is not.
+        module.head.weight = torch.nn.Parameter(shared.detach().clone())
+        module.config.tie_word_embeddings = False
+    if layers := hardware.frozen_layers:
+        if layers > len(backbone.layers):
+            raise ConfigError(f"hardware.frozen_layers = {layers}: the model has {len(backbone.layers)} layers.")
+        for part in (embedding, *backbone.layers[:layers]):
+            part.requires_grad_(False)
     if hardware.gradient_checkpointing:
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if hardware.lora is not None:
         return with_adapters(module, hardware.lora, seed)
     return module
-
-
-def untie(module: PrmModule) -> None:
-    """Give a head that is the embedding too weights of its own: it is trained, the embedding is not."""
-    shared: torch.Tensor = module.backbone.get_input_embeddings().weight
-    if getattr(module.head, "weight", None) is shared:
-        module.head.weight = torch.nn.Parameter(shared.detach().clone())
-        module.config.tie_word_embeddings = False
-
-
-def freeze(module: PrmModule, layers: int) -> None:
-    """The embedding and the `layers` lowest layers stay as they are."""
-    backbone = module.backbone
-    if not layers <= len(backbone.layers):
-        raise ConfigError(f"hardware.frozen_layers = {layers}: the model has {len(backbone.layers)} layers.")
-    backbone.get_input_embeddings().requires_grad_(False)
-    for layer in backbone.layers[:layers]:
-        layer.requires_grad_(False)
 
 
 def is_to_shard(hardware: HardwareSettings, accelerator: Accelerator) -> bool:
@@ -120,9 +98,17 @@ def is_to_shard(hardware: HardwareSettings, accelerator: Accelerator) -> bool:
 
 
 def spread(model: Any, hardware: HardwareSettings, accelerator: Accelerator) -> None:
-    """Shard the model over the processes, if the recipe says so."""
-    if is_to_shard(hardware, accelerator):
-        shard(model, backbone_of(model).layers, accelerator)
+    """Leave each process its part of every parameter, if the recipe says so; a layer is whole only while it runs."""
+    if not is_to_shard(hardware, accelerator):
+        return
+    policy = POLICIES.get(accelerator.mixed_precision)
+    if policy is None:
+        raise ConfigError(
+            f"mixed precision {accelerator.mixed_precision!r} does not work with sharding; use one of {list(POLICIES)}."
+        )
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    for part in (*backbone_of(model).layers, model):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
 
 
 def backbone_of(model: Any) -> Any:
@@ -131,7 +117,7 @@ def backbone_of(model: Any) -> Any:
 
 
 def to_training(model: Any) -> None:
-    """Dropout where something is trained; frozen lower layers give what they give when they score, kept or not."""
+    """Dropout where something is trained; frozen lower layers compute what they do in scoring, cached or not."""
     model.train()
     backbone = backbone_of(model)
     frozen = [layer for layer in backbone.layers if not any(p.requires_grad for p in layer.parameters())]
@@ -181,10 +167,3 @@ def count(model: torch.nn.Module) -> tuple[int, int]:
     """(trained, all) parameters."""
     parameters = list(model.parameters())
     return sum(p.numel() for p in parameters if p.requires_grad), sum(p.numel() for p in parameters)
-
-
-def release_memory() -> None:
-    """Give back what the last model took."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism_prm.aggregate import card_values, choose_threshold
-from prism_prm.arrays import Bools, Floats
+from prism_prm.arrays import Bools
 from prism_prm.console import Advance
 from prism_prm.data.pair_examples import Examples, Split, labelled_steps
 from prism_prm.errors import DataError
@@ -42,7 +42,9 @@ class Validation:
     @classmethod
     def of(cls, split: Split, prm: PRM, settings: ValidationSettings) -> Validation:
         """The part of a split that the PRM can read; a step that is as likely right as wrong says nothing."""
-        chosen = _some_trees(split, settings.max_trees)
+        ids = list(split.trees)
+        num_trees = min(settings.max_trees or len(ids), len(ids))
+        chosen = [ids[i] for i in np.linspace(0, len(ids) - 1, num_trees).astype(int)]
         labelled = labelled_steps({tree_id: split.trees[tree_id] for tree_id in chosen})
         assert labelled.labels is not None
         decided = labelled.take(np.flatnonzero(labelled.labels != 0.5))
@@ -105,14 +107,11 @@ class Validation:
         }  # fmt: skip
         if len(self.pairs):
             chosen_N, rejected_N = score_examples(store, self.pairs, share=share, advance=advance).T
-            result |= {"pairs": len(self.pairs), **self._pairwise(pairwise_accuracy(chosen_N, rejected_N))}
+            right_N = pairwise_accuracy(chosen_N, rejected_N)
+            result |= {"pairs": len(self.pairs), "pairwise_accuracy": float(right_N.mean())}
+            for kind in sorted(set(self.kinds)):
+                result[f"pairwise_accuracy_{kind}"] = float(right_N[self.kinds == kind].mean())
         return result
-
-    def _pairwise(self, right_N: Floats) -> dict[str, float]:
-        by_kind = {
-            f"pairwise_accuracy_{kind}": float(right_N[self.kinds == kind].mean()) for kind in sorted(set(self.kinds))
-        }
-        return {"pairwise_accuracy": float(right_N.mean()), **by_kind}
 
 
 def best_round(results: Mapping[str, Mapping[str, Any]], criterion: str) -> str:
@@ -122,14 +121,6 @@ def best_round(results: Mapping[str, Mapping[str, Any]], criterion: str) -> str:
         raise DataError(f"validation.criterion = {criterion!r} was not measured in {missing}: the split has no pair.")
     sign = 1 if CRITERIA[criterion] else -1
     return max(results, key=lambda name: sign * results[name][criterion])
-
-
-def _some_trees(split: Split, limit: int | None) -> list[int]:
-    """All trees, or `limit` of them spread evenly over the split."""
-    ids = list(split.trees)
-    if limit is None or limit >= len(ids):
-        return ids
-    return [ids[i] for i in np.linspace(0, len(ids) - 1, limit).astype(int)]
 
 
 def _fitting(examples: Examples, prm: PRM) -> tuple[Examples, np.ndarray]:

@@ -222,9 +222,11 @@ def _made(job: Selecting) -> dict[str, float] | None:
 
 def _trained(job: Job) -> dict[str, float]:
     """The true accuracy of a trained policy; nothing if it is not trained."""
-    from prism_prm.rl.grpo import is_finished, read_curve
+    from prism_prm.rl.alarm import read_run_file, read_trained_policy
 
-    return {GRPO: read_curve(job.out).looks[-1].mean(ANSWER)} if is_finished(job.out) else {}
+    return (
+        {GRPO: read_trained_policy(job.out).points[-1].mean(ANSWER)} if read_run_file(job.out).get("finished") else {}
+    )
 
 
 def _grid(rates: Sequence[float]) -> list[Cell]:

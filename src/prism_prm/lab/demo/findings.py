@@ -19,7 +19,7 @@ from prism_prm.lab.theory.closed_forms import best_of_n
 from prism_prm.lab.world.trees import PERTURBATIONS
 from prism_prm.metrics import threshold_for_tpr
 from prism_prm.report import NO_DATA, percent
-from prism_prm.rl.looks import PROXY
+from prism_prm.rl.alarm import PROXY
 from prism_prm.search.curves import Curve, best_of, compute_curves
 from prism_prm.search.grade_pool import GradedPool, StepScores, grade_pool
 from prism_prm.stats import Interval, over_seeds
@@ -184,7 +184,7 @@ class Findings:
 
     def of_policy(self, run: Run, measure: str, at: int = -1) -> list[float]:
         """One value per seed: of the last look, or another one."""
-        return [result.policies[run].looks[at].mean(measure) for result in self.results]
+        return [result.policies[run].points[at].mean(measure) for result in self.results]
 
     @property
     def ns(self) -> tuple[int, ...]:

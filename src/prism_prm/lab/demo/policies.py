@@ -20,7 +20,7 @@ from prism_prm.report import (
     signed_percent,
     styles,
 )
-from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Alarm, Look
+from prism_prm.rl.alarm import GREEDY, PROXY, VOTE, Alarm, EvalPoint
 from prism_prm.stats import over_seeds
 
 SKIPPED = "Reinforcement learning was skipped: it needs TRL. Install it with: pip install 'prism-prm[rl]'"
@@ -61,7 +61,7 @@ def _figure(found: Findings, report: Report) -> None:
     with report.figure("reinforcement", caption=caption, alt=alt, panels=2) as panels:
         for axes, (measure, title) in zip(panels, panel_of.items(), strict=True):
             for run in runs:
-                curves = [result.policies[run].looks for result in found.results]
+                curves = [result.policies[run].points for result in found.results]
                 updates = [one.update for one in curves[0]]
                 means = np.mean([[one.mean(measure) for one in curve] for curve in curves], axis=0)
                 axes.plot(updates, means, markevery=4, **style[title_of(run.prm)])
@@ -105,7 +105,7 @@ def over_optimisation(found: Findings) -> dict[str, dict[str, dict[str, list[flo
             best_scores(graded, result.scored[run.prm].pool, "min", found.ns)
             for graded, result in zip(found.graded, found.results, strict=True)
         ]
-        curves = [result.policies[run].looks for result in found.results]
+        curves = [result.policies[run].points for result in found.results]
 
         def mean(values: Any) -> list[float]:
             return [float(value) for value in np.mean(values, axis=0)]
@@ -132,7 +132,7 @@ def _ends(found: Findings, report: Report) -> None:
     for run in runs:
         then = over_seeds(found.of_policy(run, PROXY, 0))
         cells = [percent(over_seeds(found.of_policy(run, measure))) for measure in MEASURES]
-        kl = float(np.mean([result.policies[run].looks[-1].numbers["kl"] for result in found.results]))
+        kl = float(np.mean([result.policies[run].points[-1].numbers["kl"] for result in found.results]))
         rows.append([title_of(run.prm), percent(then), *cells, number(kl, 2)])
     headers = ["reward from", "mean reward before", *MEASURES.values(), "divergence (nats)"]
     report.table(
@@ -164,7 +164,7 @@ def _alarms(found: Findings, report: Report) -> None:
     for run in found.plain_runs:
         cells = []
         for gold in (ANSWER, VOTE):
-            said = [_heard(result.policies[run].looks, result.policies[run].alarms[gold]) for result in found.results]
+            said = [_heard(result.policies[run].points, result.policies[run].alarms[gold]) for result in found.results]
             cells.append("; ".join(said))
         rows.append([title_of(run.prm), *cells])
     report.text(
@@ -176,7 +176,7 @@ def _alarms(found: Findings, report: Report) -> None:
     report.table(["reward from", "by the truth", "without it"], rows, caption=caption)
 
 
-def _heard(curve: Sequence[Look], alarm: Alarm | None) -> str:
+def _heard(curve: Sequence[EvalPoint], alarm: Alarm | None) -> str:
     if alarm is None:
         return "silent"
     now = next(look for look in curve if look.update == alarm.update)
@@ -200,7 +200,7 @@ def policy_metrics(found: Findings) -> list[dict[str, Any]]:
     return [
         {
             run.name: {
-                "looks": [{"update": look.update, **look.summary()} for look in result.policies[run].looks],
+                "looks": [{"update": look.update, **look.summary()} for look in result.policies[run].points],
                 "alarms": {name: alarm and alarm.update for name, alarm in result.policies[run].alarms.items()},
             }
             for run in found.runs

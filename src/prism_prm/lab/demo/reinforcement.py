@@ -24,8 +24,8 @@ from prism_prm.lab.world.settings import FORMAT
 from prism_prm.lab.world.tokens import prompt_of
 
 if TYPE_CHECKING:
-    from prism_prm.rl.grpo import Curve
-    from prism_prm.rl.held_out import Row, Truth, Written
+    from prism_prm.rl.alarm import TrainedPolicy
+    from prism_prm.rl.monitor import Rollout, Row, Truth
 
 T = TypeVar("T")
 
@@ -107,8 +107,8 @@ class OracleGold:
     def __init__(self, modulus: int) -> None:
         self.modulus = modulus
 
-    def __call__(self, rows: Sequence[Row], written: Sequence[Written]) -> Truth:
-        from prism_prm.rl.held_out import Truth
+    def __call__(self, rows: Sequence[Row], written: Sequence[Rollout]) -> Truth:
+        from prism_prm.rl.monitor import Truth
         from prism_prm.steps import cut_steps
 
         right: dict[str, list[bool]] = {ANSWER: [], STEPS: []}
@@ -161,9 +161,9 @@ def train_job(job: Job) -> None:
     import torch
 
     from prism_prm.backends.load_prm import load_prm
-    from prism_prm.rl.grpo import train_with_reward
-    from prism_prm.rl.looks import MonitorSettings
+    from prism_prm.rl.alarm import MonitorSettings
     from prism_prm.rl.reward import PRMReward
+    from prism_prm.rl.trainer import train_with_reward
 
     torch.set_num_threads(1)
     prm = load_prm(job.prm, device="cpu", on_too_long="skip") if isinstance(job.prm, Path) else job.prm
@@ -174,12 +174,14 @@ def train_job(job: Job) -> None:
     )  # fmt: skip
 
 
-def train_policies(jobs: Sequence[Job]) -> dict[Run, Curve]:
+def train_policies(jobs: Sequence[Job]) -> dict[Run, TrainedPolicy]:
     """Train what is not trained yet, some side by side; gives what became of each. Jobs must have different runs."""
-    from prism_prm.rl.grpo import is_finished, read_curve
+    from prism_prm.rl.alarm import read_run_file, read_trained_policy
 
-    side_by_side("policies trained by TRL", train_job, [job for job in jobs if not is_finished(job.out)])
-    return {job.run: read_curve(job.out) for job in jobs}
+    side_by_side(
+        "policies trained by TRL", train_job, [job for job in jobs if not read_run_file(job.out).get("finished")]
+    )
+    return {job.run: read_trained_policy(job.out) for job in jobs}
 
 
 def side_by_side(title: str, do: Callable[[T], object], jobs: Sequence[T]) -> None:

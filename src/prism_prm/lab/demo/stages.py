@@ -29,10 +29,10 @@ from prism_prm.search.grade_pool import StepScores, scores_by_prm
 from prism_prm.search.methods import SearchSettings
 from prism_prm.store import Request, ScoreStore
 from prism_prm.train.recipe import Recipe
-from prism_prm.train.train_prm import Run as TrainingRun
+from prism_prm.train.train_prm import train_prm
 
 if TYPE_CHECKING:
-    from prism_prm.rl.grpo import Curve
+    from prism_prm.rl.alarm import TrainedPolicy
 
 BASE = "base"
 NATURAL = "natural"
@@ -86,7 +86,7 @@ class SeedResult:
     """For every arm the validation of its rounds, as run.json has it."""
     failed: dict[str, str]
     """Arms that this world has no data for (a curriculum bin without pairs), and why."""
-    policies: dict[Run, Curve] = field(default_factory=dict)
+    policies: dict[Run, TrainedPolicy] = field(default_factory=dict)
     """The curves of the policies that these PRMs rewarded."""
     rl: Reinforcement | None = None
 
@@ -129,7 +129,7 @@ class SeedRun:
         policies = self._rewarded(world, prms) if settings.rl else {}
         return SeedResult(self.seed, world, prms, scored, rounds, failed, policies, settings.rl)
 
-    def _rewarded(self, world: World, prms: dict[str, Path]) -> dict[Run, Curve]:
+    def _rewarded(self, world: World, prms: dict[str, Path]) -> dict[Run, TrainedPolicy]:
         """Train policies with these PRMs as rewards."""
         assert self.settings.rl is not None
         runs = runs_of([name for name in prms if name == BASE or not ARMS[name].full], self.settings.rl)
@@ -151,9 +151,8 @@ class SeedRun:
         from accelerate import Accelerator
 
         folder = self.folder / f"{name}-{content_key(FORMAT, recipe)}"
-        run = TrainingRun(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True))
         with prefixed(name), stoppable(lambda: f"of {name}"):
-            finished = run.go()
+            finished = train_prm(from_mapping(Recipe, recipe), folder, accelerator=Accelerator(cpu=True))
         return Path(finished["best"]), finished["rounds"]
 
     def _scored(self, name: str, prm: Path, world: World) -> Scored:

@@ -1,0 +1,433 @@
+"""Monitor a policy while TRL trains it: its solutions of held-out problems, judged by the reward and by the gold.
+
+    monitor = Monitor(held_out, reward, gold, folder, start=copy.deepcopy(model))
+    trainer = GRPOTrainer(…)
+    monitor.attach(trainer)
+    trainer.train()
+    monitor.points, monitor.alarms
+
+Every evaluation goes into `looks.parquet` and to wherever the trainer reports to. `alarm.py` has the alarm's rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers import Trainer, TrainerCallback
+
+from prism_prm.arrays import Floats
+from prism_prm.backends.policy import Prompting, render
+from prism_prm.console import say
+from prism_prm.data.tasks import Grader, TaskProblem
+from prism_prm.errors import ConfigError
+from prism_prm.files import write_text
+from prism_prm.rl.alarm import (
+    GREEDY,
+    NUM_PROBLEMS,
+    NUM_SAMPLES,
+    POINTS,
+    PROXY,
+    VOTE,
+    Alarm,
+    EvalPoint,
+    MonitorSettings,
+    SamplesFile,
+    alarm_at,
+    gold_of,
+    read_points,
+    write_points,
+)
+from prism_prm.steps import cut_steps
+
+Row = Mapping[str, Any]
+"""A problem as the trainer and rewards see it: `prompt`, `problem`, `answer`, and what else a reward reads."""
+
+ROWS_AT_ONCE = 1024
+"""Solutions that are written side by side at most."""
+TOKENS_AT_ONCE = 2**18
+"""Their tokens at most, prompts included, at full length."""
+
+
+def problem_rows(problems: Sequence[TaskProblem], prompting: Prompting, tokenizer: Any) -> list[dict[str, Any]]:
+    """Problems as rows; the prompt is what `prism search` would send."""
+    return [
+        {
+            "prompt": render(problem.text, prompting, tokenizer),
+            "problem": problem.text,
+            "answer": problem.reference,
+            "tolerance": problem.tolerance,
+        }
+        for problem in problems
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One solution."""
+
+    text: str
+    ids: tuple[int, ...]
+    """Its tokens, the end token included."""
+    ended: bool
+    """Whether it ended by itself; else it was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The truth about some solutions."""
+
+    right: Mapping[str, Sequence[bool]]
+    """By measure; the first one is what alarms go by."""
+    answers: Sequence[Any]
+    """What each one votes under; None where it has no answer."""
+
+
+class Gold(Protocol):
+    """Says what is true of solutions, which no reward needs to know."""
+
+    def __call__(self, rows: Sequence[Row], written: Sequence[Rollout]) -> Truth:
+        """Judge solutions; `rows` are their problems, one per solution."""
+
+
+class AnswerGold:
+    """Right is whose final answer equals the reference, or whose program passes the tests."""
+
+    def __init__(self, grader: Grader) -> None:
+        self.grader = grader
+
+    def __call__(self, rows: Sequence[Row], written: Sequence[Rollout]) -> Truth:
+        problems = [TaskProblem.with_reference(row["problem"], row["answer"], row["tolerance"]) for row in rows]
+        answers = [
+            (problem, self.grader.extract(problem, one.text).answer if one.ended else None)
+            for problem, one in zip(problems, written, strict=True)
+        ]
+        verdicts = self.grader.judge(answers)
+        keys = [key.key for key in self.grader.keys(answers)]
+        return Truth({"answer": [verdict.correct for verdict in verdicts]}, keys)
+
+
+@torch.no_grad()
+def write_solutions(
+    model: Any, tokenizer: Any, prompts: Sequence[str], end_ids: Sequence[int], *, copies: int, max_tokens: int,
+    temperature: float, seed: int = 0,
+) -> list[list[Rollout]]:  # fmt: skip
+    """`copies` solutions for each prompt, greedy ones at temperature 0; torch's global random state is not touched."""
+    from transformers import GenerationConfig
+
+    drawn = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    # Whatever is not set here would be taken from the model's own generation settings.
+    how = GenerationConfig(
+        **drawn, max_new_tokens=max_tokens, top_k=0, top_p=1.0, repetition_penalty=1.0, disable_compile=True,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=list(end_ids), num_return_sequences=copies,
+    )  # fmt: skip
+
+    def fits(count: int, length: int) -> bool:
+        rows = count * copies
+        return rows <= ROWS_AT_ONCE and rows * (length + max_tokens) <= TOKENS_AT_ONCE
+
+    ids = tokenizer(list(prompts))["input_ids"]
+    found: list[list[Rollout]] = [[]] * len(ids)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for batch in _batches(list(map(len, ids)), fits):
+            ids_BS, mask_BS = _padded([ids[i] for i in batch], tokenizer.pad_token_id, model.device)
+            out_BS = model.generate(input_ids=ids_BS, attention_mask=mask_BS, generation_config=how)
+            rows: list[list[int]] = []
+            for row in out_BS[:, ids_BS.shape[1] :].tolist():
+                end = next((at for at, token in enumerate(row) if token in end_ids), len(row) - 1)
+                rows.append(row[: end + 1])
+            texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
+            written = [
+                Rollout(text, tuple(row), bool(row) and row[-1] in end_ids)
+                for text, row in zip(texts, rows, strict=True)
+            ]
+            for at, i in enumerate(batch):
+                found[i] = written[at * copies : (at + 1) * copies]
+    return found
+
+
+def _batches(lengths: Sequence[int], fits: Callable[[int, int], bool]) -> Iterator[list[int]]:
+    """Rows of similar length, as many as `fits(their number, the longest)` allows."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and not fits(len(batch) + 1, lengths[i]):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask of rows, padded on the left."""
+    width = max(map(len, rows))
+    ids_BS = torch.tensor([[*[pad] * (width - len(row)), *row] for row in rows], device=device)
+    return ids_BS, torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+
+
+# Shapes: B solutions of a batch, S tokens of a row, T tokens of a solution, V tokens of the vocabulary.
+
+Reward = Callable[..., "Sequence[float | None] | Awaitable[Sequence[float | None]]"]
+"""A reward as TRL calls it."""
+
+VOTES = "votes.json"
+LOGITS_AT_ONCE = 2**26
+"""Numbers in the logits that are held at a time."""
+
+
+class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Evaluates the policy every few updates; with several processes each writes and judges its share."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        reward: Reward,
+        gold: Gold,
+        folder: str | Path,
+        settings: MonitorSettings | None = None,
+        *,
+        start: Any = None,
+    ) -> None:
+        if not rows:
+            raise ConfigError("there are no held-out problems to monitor the policy on")
+        self.rows = list(rows)
+        self.reward = reward
+        self.gold = gold
+        self.folder = Path(folder)
+        self.settings = settings or MonitorSettings()
+        self.points: list[EvalPoint] = []
+        self.alarms: dict[str, Alarm] = {}
+        """The first alarm by the gold's first measure, and by VOTE."""
+        self._votes: list[Any] = []
+        self._start = start
+        """The untrained policy, another object than the trainer's; without it the divergence is not measured. It must
+        be copied before there is a trainer: trainers wrap a model's `forward`, and a copy would call the original."""
+
+    def attach(self, trainer: Any) -> None:
+        """Watch this trainer's policy, which is not trained yet."""
+        self.trainer = trainer
+        if self._start is not None:
+            self._start.to(trainer.accelerator.device).eval().requires_grad_(False)
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.points = [point for point in read_points(self.folder / POINTS) if point.update <= state.global_step]
+        if self.points:
+            if (self.folder / VOTES).exists():
+                self._votes = json.loads((self.folder / VOTES).read_text(encoding="utf-8"))
+            for i in range(1, len(self.points) + 1):
+                self._new_alarms(self.points[:i])
+        elif not state.global_step:  # a policy that is trained already cannot vote as the untrained one
+            self._vote()
+        if state.is_world_process_zero:
+            shown = [row.get("problem", row["prompt"]) for row in self.rows]
+            self._samples = SamplesFile(self.folder, shown, up_to=self.points[-1].update if self.points else -1)
+        self.on_step_end(args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Evaluate the policy if that is due: before the first update, every few of them, and after the last one."""
+        update, every = state.global_step, self.settings.every
+        if not (update == 0 or update >= state.max_steps or (every and update % every == 0)):
+            return
+        if self.points and self.points[-1].update >= update:
+            return
+        point, samples = self._evaluate(update)
+        self.points.append(point)
+        if state.is_world_process_zero:
+            self._samples.add(update, samples)
+            write_points(self.folder / POINTS, self.points)
+        # Not GRPOTrainer's own `log`, which would also close the window over which it averages its own numbers.
+        Trainer.log(self.trainer, {f"held_out/{name}": value for name, value in point.summary().items()})
+        for alarm in self._new_alarms(self.points):
+            if state.is_world_process_zero:
+                say(f"Alarm at {alarm}.")
+            if alarm.gold != VOTE and self.settings.stop_on_alarm:
+                control.should_training_stop = True
+
+    def _new_alarms(self, points: Sequence[EvalPoint]) -> list[Alarm]:
+        """Keep the first alarm of each kind; gives those that the last point raised."""
+        raised = [
+            alarm
+            for gold in (gold_of(points[0]), VOTE)
+            if gold not in self.alarms and (alarm := alarm_at(points, gold)) is not None
+        ]
+        self.alarms |= {alarm.gold: alarm for alarm in raised}
+        return raised
+
+    def _evaluate(self, update: int) -> tuple[EvalPoint, list[list[dict[str, Any]]]]:
+        """Solve the held-out problems and measure the solutions; also gives the first problems' solutions to keep."""
+        mine, count = self._share(), self.settings.samples
+        rows = [self.rows[i] for i in mine]
+        sampled, greedy = self._write(rows, count), self._write(rows, 1, greedy=True)
+        flat = [one for some in sampled for one in some]
+        flat_rows = [row for row in rows for _ in range(count)]
+        rewards, logged = self._rewards(flat_rows, flat)
+        truth, greedy_truth = self.gold(flat_rows, flat), self.gold(rows, [some[0] for some in greedy])
+
+        def table(values: Sequence[float]) -> Floats:  # (problems, solutions)
+            return np.asarray(values, np.float64).reshape(len(rows), -1)
+
+        measures = {PROXY: table(rewards)} | {name: table(right) for name, right in truth.right.items()}
+        if self._votes:
+            votes = [self._votes[i] for i in mine for _ in range(count)]
+            pairs = zip(truth.answers, votes, strict=True)
+            measures[VOTE] = table([answer is not None and answer == vote for answer, vote in pairs])
+        measures |= {f"{GREEDY}/{name}": table(right) for name, right in greedy_truth.right.items()}
+        spread = measures[PROXY].std(axis=1)
+        steps = [cut_steps(one.text) for one in flat]
+        by_solution: dict[str, Sequence[float]] = {
+            "answered": [answer is not None for answer in truth.answers],
+            "cut": [not one.ended for one in flat],
+            "num_steps": [len(own) for own in steps],
+            "num_tokens": [len(one.ids) for one in flat],
+            "repeated_steps": [1 - len(set(own)) / len(own) if own else 0.0 for own in steps],
+        }
+        numbers = {name: table(values).mean(axis=1) for name, values in by_solution.items()}
+        # One solution per problem is enough for means over problems, and a quarter of the work.
+        numbers |= self._likelihoods(rows, [some[0] for some in sampled])
+        numbers |= {"reward_spread": spread, "groups_without_spread": spread < 1e-6}
+
+        gold = next(iter(truth.right))
+        found = []
+        for at, i in enumerate(mine):
+            kept: list[dict[str, Any]] = []
+            if i < NUM_PROBLEMS:
+                judged = zip(sampled[at][:NUM_SAMPLES], measures[PROXY][at], measures[gold][at], strict=False)
+                kept = [
+                    {"text": one.text, "reward": float(reward), "right": bool(right)} for one, reward, right in judged
+                ]
+                kept.append({"text": greedy[at][0].text, "right": bool(measures[f"{GREEDY}/{gold}"][at][0])})
+            means = {name: float(values[at].mean()) for name, values in measures.items()}
+            found.append((i, means, {name: float(values[at]) for name, values in numbers.items()}, kept))
+        found = sorted(self._gather(found), key=lambda one: one[0])
+        by_problem = {name: [means[name] for _, means, _, _ in found] for name in found[0][1]}
+        overall = {name: float(np.mean([own[name] for _, _, own, _ in found])) for name in found[0][2]}
+        logs = self._gather([logged])
+        for name in sorted({name for log in logs for name in log}):
+            overall[f"reward/{name}"] = float(np.mean([log[name] for log in logs if name in log]))
+        return EvalPoint(update, by_problem, overall), [kept for *_, kept in found[:NUM_PROBLEMS]]
+
+    def _rewards(self, rows: Sequence[Row], written: Sequence[Rollout]) -> tuple[list[float], dict[str, float]]:
+        """The reward of each solution, asked for as the trainer does, and what it logs; no reward counts as 0."""
+        logged: dict[str, list[float]] = defaultdict(list)
+        found = self.reward(
+            prompts=[row["prompt"] for row in rows],
+            completions=[one.text for one in written],
+            completion_ids=[list(one.ids) for one in written],
+            **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
+            trainer_state=self.trainer.state,
+            log_extra=lambda _name, _values: None,
+            log_metric=lambda name, value: logged[name].append(value),
+        )
+
+        async def awaited(rewards: Awaitable[Sequence[float | None]]) -> Sequence[float | None]:
+            return await rewards
+
+        rewards = asyncio.run(awaited(found)) if inspect.isawaitable(found) else found
+        return [reward or 0.0 for reward in rewards], {name: float(np.mean(own)) for name, own in logged.items()}
+
+    def _vote(self) -> None:
+        """The untrained policy's majority answer to every problem; saved on disk for resumed runs."""
+        if not self.settings.votes:
+            return
+        mine = self._share()
+        rows = [self.rows[i] for i in mine]
+        written = self._write(rows, self.settings.votes)
+        answers = self.gold(
+            [row for row in rows for _ in range(self.settings.votes)], [one for some in written for one in some]
+        ).answers
+        most = []
+        for at, i in enumerate(mine):
+            own = answers[at * self.settings.votes : (at + 1) * self.settings.votes]
+            ((answer, _),) = Counter(one for one in own if one is not None).most_common(1) or [(None, 0)]
+            most.append((i, answer))
+        self._votes = [answer for _, answer in sorted(self._gather(most), key=lambda one: one[0])]
+        if self.trainer.accelerator.is_main_process:
+            write_text(self.folder / VOTES, json.dumps(self._votes) + "\n")
+
+    def _write(self, rows: Sequence[Row], copies: int, *, greedy: bool = False) -> list[list[Rollout]]:
+        """Solutions by the policy as it stands, in the way in which the trainer samples."""
+        from trl.models import unwrap_model_for_generation
+
+        trainer = self.trainer
+        training = trainer.model.training
+        with unwrap_model_for_generation(
+            trainer.model_wrapped, trainer.accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as model:  # fmt: skip
+            model.eval()
+            written = write_solutions(
+                model, trainer.processing_class, [row["prompt"] for row in rows], trainer.eos_token_ids, copies=copies,
+                max_tokens=trainer.max_completion_length, temperature=0.0 if greedy else trainer.temperature,
+                seed=trainer.args.seed + trainer.accelerator.process_index,
+            )  # fmt: skip
+        trainer.model.train(training)
+        return written
+
+    @torch.no_grad()
+    def _likelihoods(self, rows: Sequence[Row], written: Sequence[Rollout]) -> dict[str, Floats]:
+        """Of each solution the mean entropy of its tokens, and log p / p₀ against the untrained policy, whose mean
+        over sampled solutions is the divergence KL(p ‖ p₀).
+        """
+        trainer = self.trainer
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        training = model.training
+        model.eval()
+        entropies, ratios = [0.0] * len(written), [0.0] * len(written)
+        prompts = trainer.processing_class([row["prompt"] for row in rows])["input_ids"]
+        texts = [[*prompt, *one.ids] for prompt, one in zip(prompts, written, strict=True)]
+        vocabulary = model.config.get_text_config().vocab_size
+        for batch in _batches(
+            list(map(len, texts)), lambda count, length: count * length <= LOGITS_AT_ONCE // vocabulary
+        ):
+            width = max(len(written[i].ids) for i in batch)
+            if width == 0:
+                continue
+            log_p_BT, entropy_BT = _token_likelihoods(model, [texts[i] for i in batch], width, trainer.temperature)
+            start_BT = None
+            if self._start is not None:
+                start_BT, _ = _token_likelihoods(self._start, [texts[i] for i in batch], width, trainer.temperature)
+            for at, i in enumerate(batch):
+                own = len(written[i].ids)
+                if own:
+                    entropies[i] = float(entropy_BT[at, -own:].mean())
+                if own and start_BT is not None:
+                    ratios[i] = float((log_p_BT[at, -own:] - start_BT[at, -own:]).sum())
+        model.train(training)
+        found = {"entropy": entropies} if self._start is None else {"entropy": entropies, "kl": ratios}
+        return {name: np.asarray(values) for name, values in found.items()}
+
+    def _share(self) -> range:
+        """The held-out problems of this process."""
+        where = self.trainer.accelerator
+        return range(where.process_index, len(self.rows), where.num_processes)
+
+    def _gather(self, mine: list[Any]) -> list[Any]:
+        """The lists of all processes, one after the other; the same in each of them."""
+        from accelerate.utils import gather_object
+
+        return list(gather_object(mine)) if self.trainer.accelerator.num_processes > 1 else mine
+
+
+def _token_likelihoods(
+    model: Any, texts: Sequence[Sequence[int]], last: int, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability and entropy at each of the `last` tokens of texts, which are padded on the left."""
+    ids_BS, mask_BS = _padded(texts, 0, next(model.parameters()).device)
+    positions_BS = (mask_BS.cumsum(1) - 1).clamp(min=0)
+    logits_BTV = model(
+        input_ids=ids_BS, attention_mask=mask_BS, position_ids=positions_BS, logits_to_keep=last + 1
+    ).logits[:, :-1]
+    log_p_BTV = torch.log_softmax(logits_BTV.float() / temperature, -1)
+    chosen_BT = log_p_BTV.gather(-1, ids_BS[:, -last:, None])[..., 0]
+    return chosen_BT.cpu(), -(log_p_BTV.exp() * log_p_BTV).sum(-1).cpu()
