@@ -26,7 +26,9 @@ from prism_prm.data.pair_rules import PairSettings
 from prism_prm.losses import Objective
 from prism_prm.models.whole_trees import pair_cost
 from prism_prm.plan.costs import (
+    GIB,
     Batch,
+    Cluster,
     ModelSizes,
     Setup,
     forward_flops,
@@ -35,7 +37,6 @@ from prism_prm.plan.costs import (
     training_memory,
 )
 from prism_prm.plan.counting import RoundCount, count_round
-from prism_prm.plan.gpus import GIB, Cluster
 from prism_prm.plan.skeleton import Skeleton, Stand, load_skeleton, sizes_of
 from prism_prm.train.batches import RowLimits
 from prism_prm.train.loop import Round

@@ -13,14 +13,22 @@ import torch
 from prism_prm.backends.load_prm import init_prm
 from prism_prm.data.reader import read_trees
 from prism_prm.data.tables import iter_trees
-from prism_prm.lab.world.build import World, build_world, load_policy
-from prism_prm.lab.world.oracle import judge, judge_step
-from prism_prm.lab.world.policy import PolicySettings, make_model, right_step_share, shown_problems, train_policy
+from prism_prm.lab.world.build import World, build_world, load_policy, world_settings
+from prism_prm.lab.world.oracle import OracleScorer, judge, judge_step
+from prism_prm.lab.world.policy import (
+    PRM_SETTINGS,
+    STEP_END,
+    PolicySettings,
+    make_model,
+    make_tokenizer,
+    prompt_of,
+    right_step_share,
+    shown_problems,
+    solution_text,
+    train_policy,
+)
 from prism_prm.lab.world.problems import ANSWER_MARK, Problem, ProblemSettings, draw_problems
 from prism_prm.lab.world.sampling import Chance, sample_next_steps, sample_solutions, sample_tokens
-from prism_prm.lab.world.scorer import OracleScorer
-from prism_prm.lab.world.settings import world_settings
-from prism_prm.lab.world.tokens import PRM_SETTINGS, STEP_END, make_tokenizer, prompt_of, solution_text
 from prism_prm.lab.world.trees import PERTURBATIONS
 
 

@@ -23,9 +23,8 @@ from prism_prm.losses import Objective
 from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import Row
 from prism_prm.models.whole_trees import pair_cost
-from prism_prm.plan.costs import Batch, Setup, training_memory
+from prism_prm.plan.costs import GIB, GPUS, Batch, Cluster, Setup, training_memory
 from prism_prm.plan.counting import batch_of, count_round
-from prism_prm.plan.gpus import GIB, GPUS, Cluster
 from prism_prm.plan.plan_run import ScoringJob, plan_run
 from prism_prm.plan.plan_training import remedies
 from prism_prm.plan.skeleton import SIZES, Stand, backbone_sizes, load_skeleton

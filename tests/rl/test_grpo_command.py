@@ -24,9 +24,9 @@ from prism_prm import init_prm, open_policy
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError
 from prism_prm.grading.graders import Level
+from prism_prm.lab.world.build import world_settings
+from prism_prm.lab.world.policy import PRM_SETTINGS, prompt_of
 from prism_prm.lab.world.problems import draw_problems
-from prism_prm.lab.world.settings import world_settings
-from prism_prm.lab.world.tokens import PRM_SETTINGS, prompt_of
 from prism_prm.rl import train_policy
 from prism_prm.rl.grpo import Curve
 from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Look, read_looks

@@ -12,10 +12,10 @@ import pytest
 
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.lab.demo.reinforcement import OracleGold
+from prism_prm.lab.world.build import world_settings
+from prism_prm.lab.world.oracle import OracleScorer
+from prism_prm.lab.world.policy import prompt_of
 from prism_prm.lab.world.problems import draw_problems
-from prism_prm.lab.world.scorer import OracleScorer
-from prism_prm.lab.world.settings import world_settings
-from prism_prm.lab.world.tokens import prompt_of
 from prism_prm.rl.grpo import Curve, train_with_reward
 from prism_prm.rl.looks import PROXY, VOTE, MonitorSettings
 from prism_prm.rl.reward import PRMReward

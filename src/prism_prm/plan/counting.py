@@ -14,8 +14,7 @@ from prism_prm.models.attention import BLOCK, FLEX_BLOCK
 from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import Row, encode_tree
 from prism_prm.models.whole_trees import batches_of, fit_all, rows_of
-from prism_prm.plan.costs import Batch, Kernel, ModelSizes, Setup, forward_flops, training_flops
-from prism_prm.plan.gpus import Cluster
+from prism_prm.plan.costs import Batch, Cluster, Kernel, ModelSizes, Setup, forward_flops, training_flops
 from prism_prm.plan.plan_run import Stage
 from prism_prm.plan.skeleton import Skeleton
 from prism_prm.scorer import Scorer, TreeScores

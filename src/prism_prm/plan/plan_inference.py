@@ -11,9 +11,20 @@ from prism_prm.console import progress
 from prism_prm.data.tasks import load_task
 from prism_prm.evaluate.score_files import TreesToScore
 from prism_prm.paths import named_places
-from prism_prm.plan.costs import Batch, Memory, ModelSizes, Setup, cache_bytes, forward_flops, scoring_memory
+from prism_prm.plan.costs import (
+    BYTES,
+    GIB,
+    Batch,
+    Cluster,
+    Fit,
+    Memory,
+    ModelSizes,
+    Setup,
+    cache_bytes,
+    forward_flops,
+    scoring_memory,
+)
 from prism_prm.plan.counting import CountingScorer, kernel_of
-from prism_prm.plan.gpus import BYTES, GIB, Cluster, Fit
 from prism_prm.plan.plan_run import SCORE_BYTES, Plan, ScoringJob, Stage
 from prism_prm.plan.skeleton import Stand, backbone_sizes, load_skeleton
 from prism_prm.search.search_recipe import SearchRecipe

@@ -12,7 +12,7 @@ from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.paths import named_places, split_name
-from prism_prm.plan.gpus import Cluster, Fit
+from prism_prm.plan.costs import Cluster, Fit
 from prism_prm.plan.skeleton import Stand
 from prism_prm.search.search_recipe import SearchRecipe, read_recipe
 from prism_prm.train.recipe import Recipe, check_data, load_recipe

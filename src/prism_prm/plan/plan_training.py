@@ -21,7 +21,11 @@ from prism_prm.job import Job
 from prism_prm.models.module import PrmModule
 from prism_prm.models.whole_trees import pair_cost
 from prism_prm.plan.costs import (
+    BYTES,
+    GIB,
     Batch,
+    Cluster,
+    Fit,
     ModelSizes,
     Setup,
     held_parameters,
@@ -30,7 +34,6 @@ from prism_prm.plan.costs import (
     training_memory,
 )
 from prism_prm.plan.counting import CountingScorer, RoundCount, count_round, kernel_of
-from prism_prm.plan.gpus import BYTES, GIB, Cluster, Fit
 from prism_prm.plan.plan_run import SCORE_BYTES, Plan, Stage
 from prism_prm.plan.skeleton import Skeleton, Stand, load_skeleton
 from prism_prm.store import Share

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from prism_prm.lab.world.tokens import STEP_END, UNDRAWN, prompt_of
+from prism_prm.lab.world.policy import STEP_END, UNDRAWN, prompt_of
 
 # Shapes: B rows of a batch, S tokens of a row, V tokens of the vocabulary.
 
