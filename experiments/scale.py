@@ -36,8 +36,8 @@ from prism_prm.plan.costs import (
     training_flops,
     training_memory,
 )
-from prism_prm.plan.counting import RoundCount, count_round
-from prism_prm.plan.skeleton import Skeleton, Stand, load_skeleton, sizes_of
+from prism_prm.plan.plan_run import Stand
+from prism_prm.plan.skeleton import RoundCount, Skeleton, count_round, load_skeleton
 from prism_prm.train.batches import RowLimits
 from prism_prm.train.loop import Round
 from prism_prm.train.recipe import TARGETS
@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     skeletons = {name: load_skeleton(name, stand=Stand(name, arguments.tokenizer), fresh=True) for name in MODELS}
-    models = {name: sizes_of(one.module) for name, one in skeletons.items()}
+    models = {name: one.sizes for name, one in skeletons.items()}
     prm = skeletons[MODELS[0]]
     works = workloads(Path(os.environ["PRISM_DATA"]), arguments.trees)
     counts = {(work.name, count): counted(prm, work, count, 64) for work in works for count in (1, *COUNTS)}
