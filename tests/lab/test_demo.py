@@ -23,7 +23,7 @@ from prism_prm.lab.demo.report import QUICK, make_report
 from prism_prm.lab.demo.run_demo import run_demo, run_seed
 from prism_prm.lab.demo.settings import ARMS, TrainingBudget, demo_settings
 from prism_prm.lab.world.build import build_world
-from prism_prm.lab.world.policy import PolicySettings, shown_problems
+from prism_prm.lab.world.policy import TinyPolicySettings, shown_problems
 from prism_prm.lab.world.trees import PERTURBATIONS
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.tree import Step, StepTree
@@ -219,7 +219,7 @@ def test_rl_problems_are_new_to_every_model(out: Path) -> None:
     seen |= {entry.problem.text for entry in read_pool(world.pool()).problems}
     made = json.loads((world.policy.parent / "settings.json").read_text())
     updates = made.pop("updates")
-    seen |= {one.text for one in shown_problems(PolicySettings(**made), settings.world.pretraining, updates)}
+    seen |= {one.text for one in shown_problems(TinyPolicySettings(**made), settings.world.pretraining, updates)}
     assert not train & held_out
     assert not (train | held_out) & seen
 

@@ -19,7 +19,7 @@ from prism_prm.data.tables import write_trees
 from prism_prm.errors import ConfigError
 from prism_prm.files import whole_folder, write_text
 from prism_prm.job import content_key
-from prism_prm.lab.world.policy import PolicySettings, make_tokenizer, shown_problems, train_policy
+from prism_prm.lab.world.policy import TinyPolicySettings, make_tokenizer, shown_problems, train_policy
 from prism_prm.lab.world.problems import Problem, ProblemSettings, draw_problems
 from prism_prm.lab.world.sampling import sample_solutions
 from prism_prm.lab.world.trees import PERTURBATIONS, count_verdicts, let_errors_pass, perturbed_trees, sample_trees
@@ -42,11 +42,13 @@ class WorldSettings:
     """What PRMs are trained on and tested with."""
     far_problems: ProblemSettings = field(default_factory=lambda: ProblemSettings(7, "+-", 5, 5))
     """Out of distribution: longer than any problem a PRM was trained on."""
-    policy: PolicySettings = field(
-        default_factory=lambda: PolicySettings(layers=3, hidden=48, heads=4, batch=48, backbone_target=0.99)
+    policy: TinyPolicySettings = field(
+        default_factory=lambda: TinyPolicySettings(layers=3, hidden=48, heads=4, batch=48, backbone_target=0.99)
     )
-    far_policy: PolicySettings = field(
-        default_factory=lambda: PolicySettings(layers=2, hidden=32, heads=2, batch=64, target=0.7, backbone_target=0.0)
+    far_policy: TinyPolicySettings = field(
+        default_factory=lambda: TinyPolicySettings(
+            layers=2, hidden=32, heads=2, batch=64, target=0.7, backbone_target=0.0
+        )
     )
     """Out of distribution: another size, other data and another stage of training, so other errors."""
     temperature: float = 1.0
@@ -88,8 +90,8 @@ _QUICK = WorldSettings(
     pretraining=ProblemSettings(5, "+-", 2, 4),
     problems=ProblemSettings(5, "+-", 2, 3),
     far_problems=ProblemSettings(5, "+-", 4, 4),
-    policy=PolicySettings(layers=2, hidden=32, heads=2, batch=32),
-    far_policy=PolicySettings(layers=2, hidden=24, heads=2, batch=32, target=0.6, backbone_target=0.0),
+    policy=TinyPolicySettings(layers=2, hidden=32, heads=2, batch=32),
+    far_policy=TinyPolicySettings(layers=2, hidden=24, heads=2, batch=32, target=0.6, backbone_target=0.0),
     base_trees=600,
     pair_trees=150,
     test_trees=60,
@@ -169,14 +171,14 @@ def unseen_problems(world: World, count: int, stream: int) -> list[Problem]:
     settings = world.settings
     made = json.loads((world.policy.parent / "settings.json").read_text(encoding="utf-8"))
     updates = made.pop(UPDATES, settings.policy.max_updates)
-    shown = shown_problems(PolicySettings(**made), settings.pretraining, updates)
+    shown = shown_problems(TinyPolicySettings(**made), settings.pretraining, updates)
     used = _split_problems(settings, far=False).values()
     exclude = {problem.text for problem in (*shown, *(problem for some in used for problem in some))}
     rng = np.random.default_rng(_seed(settings, False, stream))
     return draw_problems(settings.problems, count, rng, exclude=exclude)
 
 
-def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache: Path) -> Path:
+def _models(policy: TinyPolicySettings, settings: WorldSettings, stream: int, cache: Path) -> Path:
     """Train a policy and a backbone; the world's seed and `stream` keep two policies of one world apart."""
     policy = replace(policy, seed=1000 * settings.seed + 2 * policy.seed + stream)
     folder = cache / f"models-{content_key(FORMAT, policy, settings.pretraining)}"

@@ -3,6 +3,7 @@
 The oracle reads a solution as a careful reader would: it keeps the value that was last derived and which operation
 comes next, and continues from what was WRITTEN, so a step after an error is right if it follows from the written value.
 (This is PRMBench's convention. Trees made from samples stop at the first error, as PRM800K does, and never meet it.)
+As a scorer of steps it is a perfect PRM, usable wherever a PRM is, or one that errs at stated rates.
 """
 
 from __future__ import annotations
