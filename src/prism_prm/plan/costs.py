@@ -1,4 +1,4 @@
-"""What a pass through a transformer costs, from its sizes alone: floating-point operations and bytes; and GPUs to plan for.
+"""What a pass through a transformer costs, from its sizes alone: operations and bytes, and what GPUs have.
 
 Pure arithmetic, without torch. A multiplication and an addition count as two operations, as in torch's flop counter;
 norms, activations and softmaxes are left out, as there. The model is a decoder of equal layers: attention, then a gated

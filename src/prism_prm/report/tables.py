@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them: percent with intervals, "–" for no data, the best cells in bold; and examples."""
+"""Numbers and tables as people read them: percent with intervals, the best cells in bold, and examples."""
 
 from __future__ import annotations
 
