@@ -31,12 +31,10 @@ from prism_prm.config import from_mapping
 from prism_prm.console import say, shown_on
 from prism_prm.data.tables import iter_trees, write_trees
 from prism_prm.job import content_key, once
-from prism_prm.lab.demo.arms import ARMS, Budget, base_recipe
-from prism_prm.lab.demo.presets import PRESETS
-from prism_prm.lab.world.build import World, build_world
+from prism_prm.lab.demo.settings import ARMS, PRESETS, TrainingBudget, base_recipe
+from prism_prm.lab.world.build import FORMAT, World, build_world
 from prism_prm.lab.world.oracle import judge_step
 from prism_prm.lab.world.problems import Problem
-from prism_prm.lab.world.settings import FORMAT
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.models.prm import PRM
 from prism_prm.search.label_engine import label_trees
@@ -48,7 +46,7 @@ from prism_prm.tree import StepTree
 SEEDS = (20, 21, 22, 23, 24)
 ROLLOUTS = (8, 16, 32)
 AT_ONCE = 250
-ARM_TREES, ARM_BUDGET = 2000, Budget(epochs=6)
+ARM_TREES, ARM_BUDGET = 2000, TrainingBudget(epochs=6)
 """A quarter of the demo's problems, three times as often."""
 PAIR_RULES: dict[str, Callable[[float, int], float | None]] = {"any-8": some, "sure": sure}
 

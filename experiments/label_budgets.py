@@ -18,9 +18,8 @@ import numpy as np
 from prism_prm.backends.hf import load_hf
 from prism_prm.backends.policy import Sampling
 from prism_prm.data.tasks import TaskGrader
-from prism_prm.lab.world.build import load_policy
+from prism_prm.lab.world.build import load_policy, world_settings
 from prism_prm.lab.world.problems import draw_problems
-from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.trees import sample_trees
 from prism_prm.search.label_engine import by_answer, label_trees
 from prism_prm.search.label_rules import LabelSettings, expected

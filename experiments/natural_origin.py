@@ -34,11 +34,10 @@ from prism_prm.console import say, shown_on
 from prism_prm.data.tables import iter_trees, write_trees
 from prism_prm.data.tasks import TaskProblem
 from prism_prm.job import content_key, once
-from prism_prm.lab.world.build import World, build_world
+from prism_prm.lab.world.build import FORMAT, World, WorldSettings, build_world, world_settings
 from prism_prm.lab.world.oracle import judge_step
+from prism_prm.lab.world.policy import PRM_SETTINGS, STEP_END
 from prism_prm.lab.world.problems import ANSWER_MARK, Problem, ProblemSettings
-from prism_prm.lab.world.settings import FORMAT, WorldSettings, world_settings
-from prism_prm.lab.world.tokens import PRM_SETTINGS, STEP_END
 from prism_prm.lab.world.trees import let_errors_pass
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.models.prm import PRM

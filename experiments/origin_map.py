@@ -34,9 +34,8 @@ from prism_prm.console import say, shown_on
 from prism_prm.data.pair_examples import Examples, labelled_steps
 from prism_prm.data.tables import iter_trees
 from prism_prm.job import content_key, once
-from prism_prm.lab.world.build import World, build_world
-from prism_prm.lab.world.settings import FORMAT, world_settings
-from prism_prm.lab.world.tokens import PRM_SETTINGS
+from prism_prm.lab.world.build import FORMAT, World, build_world, world_settings
+from prism_prm.lab.world.policy import PRM_SETTINGS
 from prism_prm.lab.world.trees import let_errors_pass
 from prism_prm.losses import Objective
 from prism_prm.metrics import Ranking, calibration_error, calibration_gaps, fnr, fpr, sum_counts, threshold_for_tpr

@@ -55,9 +55,8 @@ def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool =
     from prism_prm.models.module import PrmModule
     from prism_prm.models.prm import pair_cost
     from prism_prm.plan.costs import training_memory
-    from prism_prm.plan.counting import count_round
     from prism_prm.plan.plan_training import setup_of
-    from prism_prm.plan.skeleton import sizes_of
+    from prism_prm.plan.skeleton import count_round, sizes_of
     from prism_prm.train.batches import RowLimits, batch_maker
     from prism_prm.train.loop import TrainingRound
     from prism_prm.train.model import prepare
@@ -94,7 +93,7 @@ def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool =
     family = Qwen(tokenizer)
     backbone = AutoModel.from_config(config, attn_implementation=ATTENTION["sdpa"])
     module = PrmModule(backbone, family.make_head(hidden, config), family)
-    sizes = sizes_of(module)
+    sizes = sizes_of(module.backbone, module.head)
     work = TrainingRound(
         "plan", prepare(module, chosen, 0), family, batch_maker(module, TOKENS), RowLimits(TOKENS, pair_cost(module)),
         examples, Objective(), settings, (0,), Path(tempfile.gettempdir()) / "no-checkpoints",

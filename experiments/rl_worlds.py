@@ -1,7 +1,7 @@
 """Reinforcement learning in fresh worlds: every PRM of the demo as reward, with and without a bond to the start policy.
 
 The demo's own stages with β = 0 and 0.1, credit `outcome`; the report has the tables with intervals over worlds and the
-alarms of each. Interrupted, the same command goes on where it was.
+alarms of each. Interrupted, the same command resumes.
 
 Run: python experiments/rl_worlds.py --first-seed 20 --seeds 5 --out runs/rl-worlds
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
 from prism_prm.lab.demo.findings import find
-from prism_prm.lab.demo.presets import demo_settings
 from prism_prm.lab.demo.report import make_report
-from prism_prm.lab.demo.stages import SeedRun
+from prism_prm.lab.demo.run_demo import run_seed
+from prism_prm.lab.demo.settings import demo_settings
 from prism_prm.models.load_lm import quiet_transformers
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     with quiet_transformers():
         for seed in range(given.first_seed, given.first_seed + given.seeds):
             say(f"World {seed}")
-            results.append(SeedRun(settings, seed, given.out).go())
+            results.append(run_seed(settings, seed, given.out))
             make_report(find(results), f"experiments/rl_worlds.py, {len(results)} worlds").write(given.out)
     say(f"Report: {given.out / 'report.html'}")
 

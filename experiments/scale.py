@@ -26,7 +26,9 @@ from prism_prm.data.pair_rules import PairSettings
 from prism_prm.losses import Objective
 from prism_prm.models.prm import pair_cost
 from prism_prm.plan.costs import (
+    GIB,
     Batch,
+    Cluster,
     ModelSizes,
     Setup,
     forward_flops,
@@ -34,9 +36,8 @@ from prism_prm.plan.costs import (
     training_flops,
     training_memory,
 )
-from prism_prm.plan.counting import RoundCount, count_round
-from prism_prm.plan.gpus import GIB, Cluster
-from prism_prm.plan.skeleton import Skeleton, Stand, load_skeleton, sizes_of
+from prism_prm.plan.plan_run import Stand
+from prism_prm.plan.skeleton import RoundCount, Skeleton, count_round, load_skeleton
 from prism_prm.train.batches import RowLimits
 from prism_prm.train.loop import TrainingRound
 from prism_prm.train.recipe import TARGETS, TrainSettings
@@ -249,7 +250,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     skeletons = {name: load_skeleton(name, stand=Stand(name, arguments.tokenizer), fresh=True) for name in MODELS}
-    models = {name: sizes_of(one.module) for name, one in skeletons.items()}
+    models = {name: one.sizes for name, one in skeletons.items()}
     prm = skeletons[MODELS[0]]
     works = workloads(Path(os.environ["PRISM_DATA"]), arguments.trees)
     counts = {(work.name, count): counted(prm, work, count, 64) for work in works for count in (1, *COUNTS)}

@@ -14,18 +14,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from prism_prm import metrics
 from prism_prm.backends.load_prm import init_prm, load_prm
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
 from prism_prm.files import write_text
-from prism_prm.lab.demo.arms import ARMS, base_recipe
-from prism_prm.lab.demo.presets import demo_settings
-from prism_prm.lab.demo.stages import BASE, SeedRun
-from prism_prm.lab.world.build import World, build_world
-from prism_prm.lab.world.tokens import PRM_SETTINGS
+from prism_prm.job import Job
+from prism_prm.lab.demo.findings import BASE
+from prism_prm.lab.demo.run_demo import score_test_trees, train_by_recipe
+from prism_prm.lab.demo.settings import ARMS, DemoSettings, base_recipe, demo_settings
+from prism_prm.lab.world.build import build_world
+from prism_prm.lab.world.policy import PRM_SETTINGS
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.report import percent
 from prism_prm.stats import over_seeds
@@ -40,34 +40,22 @@ ARMS_RUN = ("pointwise", "prism")
 SHOWN = {"auroc": "AUROC ↑", "fpr_at_tpr_90": "FPR at TPR 90 ↓", "fpr": "FPR at 0.5 ↓", "fnr": "FNR at 0.5 ↓"}
 
 
-class FamilyRun(SeedRun):
-    """One world for one family, up to the scores of the test steps."""
-
-    def __init__(self, family: str, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.family = family
-        self.folder = self.folder / family
-
-    def _fresh(self, world: World) -> Path:
-        folder = self.folder / f"fresh-{world.backbone.parent.name}"
-        if not folder.exists():
-            init_prm(
-                world.backbone, family=self.family, settings=FAMILIES[self.family], seed=self.seed, device="cpu"
-            ).save(folder)
-        return folder
-
-    def measure(self) -> dict[str, dict[str, float]]:
-        """PRM → its metrics on the steps of all test sets, by the oracle's labels."""
-        settings = self.settings
-        world = build_world(replace(settings.world, seed=self.seed), self.cache)
-        base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
+def measure(family: str, settings: DemoSettings, seed: int, out: Path) -> dict[str, dict[str, float]]:
+    """One world for one family: PRM → its metrics on the steps of all test sets, by the oracle's labels."""
+    with Job(out / f"seed-{seed}" / family) as job:
+        world = build_world(replace(settings.world, seed=seed), out / "world")
+        fresh = job.out / f"fresh-{world.backbone.parent.name}"
+        if not fresh.exists():
+            init_prm(world.backbone, family=family, settings=FAMILIES[family], seed=seed, device="cpu").save(fresh)
+        base, _ = train_by_recipe(job, BASE, base_recipe(world.trees(BASE), fresh, settings.base, seed))
         prms = {BASE: base}
         for name in ARMS_RUN:
-            prms[name], _ = self._trained(name, self._recipe(ARMS[name], world, base))
+            recipe = ARMS[name].recipe(world.trees(ARMS[name].trees), base, settings.arms, seed)
+            prms[name], _ = train_by_recipe(job, name, recipe)
         found = {}
         for name, place in prms.items():
-            store = ScoreStore(self.folder / "scores", load_prm(place, device="cpu"))
-            steps = self._score_trees(f"{self.family}, {name}", store, world, far=False)
+            store = ScoreStore(job.out / "scores", load_prm(place, device="cpu"))
+            steps = score_test_trees(store, f"{family}, {name}", world)
             right, scores = steps.right[steps.judged], steps.probability[steps.judged]
             ranking = metrics.Ranking.of(right, scores).metrics()
             good = scores > 0.5
@@ -114,7 +102,7 @@ def main() -> None:
             world = {}
             for family in FAMILIES:
                 say(f"World {seed}, {family}")
-                world[family] = FamilyRun(family, settings, seed, given.out).measure()
+                world[family] = measure(family, settings, seed, given.out)
             results[str(seed)] = world
             write_text(given.out / "results.json", json.dumps(results, indent=2) + "\n")
             write_text(given.out / "table.md", table(results))

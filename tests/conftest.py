@@ -137,9 +137,8 @@ def tiny_prm(tiny_lm: Callable[..., Path]) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def world_policy(once: Once) -> Path:
     """The folder of a tiny trained policy of the quick world: it writes steps, ends solutions, and errs at times."""
-    from prism_prm.lab.world.policy import train_policy
-    from prism_prm.lab.world.settings import world_settings
-    from prism_prm.lab.world.tokens import make_tokenizer
+    from prism_prm.lab.world.build import world_settings
+    from prism_prm.lab.world.policy import make_tokenizer, train_policy
 
     def make(folder: Path) -> None:
         world = world_settings("quick")

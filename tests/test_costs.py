@@ -27,8 +27,7 @@ from prism_prm.plan.costs import (
     training_flops,
     training_memory,
 )
-from prism_prm.plan.counting import batch_of
-from prism_prm.plan.skeleton import sizes_of
+from prism_prm.plan.skeleton import batch_of, sizes_of
 from prism_prm.train.model import count, prepare
 from prism_prm.train.recipe import TARGETS, HardwareSettings, Lora
 from prism_prm.tree import Step, StepTree
@@ -80,7 +79,7 @@ def counted(prm: PRM, model: Any, **mapping: Any) -> tuple[Batch, int, int]:
 @pytest.mark.parametrize(("kind", "family"), [("qwen2", "qwen"), ("llama", "rlhflow")])
 def test_operations_are_those_that_torch_counts(how: str, kind: str, family: str, tiny_lm: Callable[..., Path]) -> None:
     prm = init_prm(tiny_lm(kind), family=family, dtype="float32", device="cpu")
-    sizes, setup = sizes_of(prm.module), setup_of(SETUPS[how], kernel="math")
+    sizes, setup = sizes_of(prm.module.backbone, prm.module.head), setup_of(SETUPS[how], kernel="math")
     model = prepare(prm.module, SETUPS[how], 0).train()
     with sdpa_kernel(SDPBackend.MATH):
         batch, forward, everything = counted(prm, model)
@@ -104,7 +103,7 @@ def test_a_fused_kernel_computes_the_scores_of_attention_again(tiny_lm: Callable
     mapping = {kernel: forward, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: backward}
     prm = init_prm(tiny_lm("qwen2"), dtype="float32", device="cpu")
     batch, passed, everything = counted(prm, prm.module.train(), custom_mapping=mapping)
-    sizes = sizes_of(prm.module)
+    sizes = sizes_of(prm.module.backbone, prm.module.head)
     assert forward_flops(sizes, batch) == passed
     assert training_flops(sizes, batch, Setup(kernel="blocks")) == everything
 
@@ -113,7 +112,7 @@ def test_a_fused_kernel_computes_the_scores_of_attention_again(tiny_lm: Callable
 @pytest.mark.parametrize(("kind", "family"), [("qwen2", "qwen"), ("llama", "rlhflow")])
 def test_parameters_are_those_of_the_model(how: str, kind: str, family: str, tiny_lm: Callable[..., Path]) -> None:
     prm = init_prm(tiny_lm(kind), family=family, dtype="float32", device="cpu")
-    sizes = sizes_of(prm.module)
+    sizes = sizes_of(prm.module.backbone, prm.module.head)
     assert sizes.parameters == sum(parameter.numel() for parameter in prm.module.parameters())
     trained, held = count(prepare(prm.module, SETUPS[how], 0))
     assert trained_parameters(sizes, setup_of(SETUPS[how])) == trained

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from prism_prm.lab.world.example_prms import example_prm as example_prm
     from prism_prm.models.prm import PRM as PRM
     from prism_prm.models.prm import Prm as Prm
-    from prism_prm.plan.gpus import Cluster as Cluster
+    from prism_prm.plan.costs import Cluster as Cluster
     from prism_prm.plan.plan_run import ScoringJob as ScoringJob
     from prism_prm.plan.plan_run import plan_run as plan_run
     from prism_prm.ray import RaySettings as RaySettings
@@ -88,7 +88,7 @@ __version__ = "0.2.0"
 
 _EXPORTS = {
     "PrmOptions": "prism_prm.backends.open_scorer",
-    "Cluster": "prism_prm.plan.gpus",
+    "Cluster": "prism_prm.plan.costs",
     "ConfigError": "prism_prm.errors",
     "CriticSettings": "prism_prm.backends.critic_settings",
     "DataError": "prism_prm.errors",

@@ -90,8 +90,8 @@ main()
 
 def test_two_searches_at_once_do_not_mix_their_journals(world_policy: Path, tmp_path: Path) -> None:
     """The first holds the folder while the second tries; the first's journal is as if it were alone."""
+    from prism_prm.lab.world.build import world_settings
     from prism_prm.lab.world.problems import draw_problems
-    from prism_prm.lab.world.settings import world_settings
 
     problems = draw_problems(world_settings("quick").problems, 4, np.random.default_rng(1))
     task = tmp_path / "task.jsonl"

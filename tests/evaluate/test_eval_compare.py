@@ -27,9 +27,8 @@ from prism_prm.evaluate.compare import (
 )
 from prism_prm.evaluate.evaluate_prm import evaluate_prm
 from prism_prm.evaluate.report import RunInfo, write_run
-from prism_prm.lab.theory.dominance import VERDICTS
+from prism_prm.lab.theory.dominance import VERDICTS, add_dominance
 from prism_prm.lab.theory.report_theory import report_theory
-from prism_prm.lab.theory.roc_dominance import add_dominance
 from prism_prm.report import Report
 
 

@@ -14,7 +14,7 @@ from prism_prm.evaluate.compare import finding, make_controls
 from prism_prm.evaluate.measure import Measurer, Steps, error_curve
 from prism_prm.evaluate.report import draw_error_curves
 from prism_prm.lab.theory import dominance
-from prism_prm.lab.theory.roc_dominance import add_dominance
+from prism_prm.lab.theory.dominance import add_dominance
 from prism_prm.report import Report
 
 MODELS = ("Qwen2.5-Math-PRM-7B", "Qwen2.5-Math-7B-PRM800K")

@@ -15,8 +15,7 @@ from prism_prm.console import progress
 from prism_prm.errors import ConfigError
 from prism_prm.lab.demo import asymmetry, reinforcement
 from prism_prm.lab.demo.asymmetry import BEAM, BEST_OF_N, GRPO, AsymmetryMap, MapSettings, demo_world
-from prism_prm.lab.world.build import World, build_world
-from prism_prm.lab.world.settings import world_settings
+from prism_prm.lab.world.build import World, build_world, world_settings
 from prism_prm.report import Report
 
 

@@ -13,14 +13,22 @@ import torch
 from prism_prm.backends.load_prm import init_prm
 from prism_prm.data.reader import read_trees
 from prism_prm.data.tables import iter_trees
-from prism_prm.lab.world.build import World, build_world, load_policy
-from prism_prm.lab.world.oracle import judge, judge_step
-from prism_prm.lab.world.policy import PolicySettings, make_model, right_step_share, shown_problems, train_policy
+from prism_prm.lab.world.build import World, build_world, load_policy, world_settings
+from prism_prm.lab.world.oracle import OracleScorer, judge, judge_step
+from prism_prm.lab.world.policy import (
+    PRM_SETTINGS,
+    STEP_END,
+    TinyPolicySettings,
+    make_model,
+    make_tokenizer,
+    prompt_of,
+    right_step_share,
+    shown_problems,
+    solution_text,
+    train_policy,
+)
 from prism_prm.lab.world.problems import ANSWER_MARK, Problem, ProblemSettings, draw_problems
 from prism_prm.lab.world.sampling import Chance, sample_next_steps, sample_solutions, sample_tokens
-from prism_prm.lab.world.scorer import OracleScorer
-from prism_prm.lab.world.settings import world_settings
-from prism_prm.lab.world.tokens import PRM_SETTINGS, STEP_END, make_tokenizer, prompt_of, solution_text
 from prism_prm.lab.world.trees import PERTURBATIONS
 
 
@@ -103,7 +111,7 @@ def test_steps_sampled_inside_a_solution_are_those_of_its_prefix_alone(world: Wo
 
 def test_sampling_has_the_models_probabilities() -> None:
     tokenizer = make_tokenizer(5)
-    model = make_model(PolicySettings(layers=1, hidden=16, heads=2, seed=4), tokenizer, 64).eval()
+    model = make_model(TinyPolicySettings(layers=1, hidden=16, heads=2, seed=4), tokenizer, 64).eval()
     prompt = tokenizer(prompt_of("3+1"))["input_ids"]
     chance = Chance((), 1, 2.0, torch.Generator().manual_seed(1), never=(0, 1))
     rows = sample_tokens(model, [prompt], 20000, chance)
@@ -168,7 +176,9 @@ def test_a_second_build_does_nothing_and_another_seed_is_another_world(world: Wo
 
 
 def test_the_same_settings_make_the_same_policy() -> None:
-    settings = PolicySettings(layers=1, hidden=16, heads=2, batch=8, target=0.0, backbone_target=0.0, max_updates=10)
+    settings = TinyPolicySettings(
+        layers=1, hidden=16, heads=2, batch=8, target=0.0, backbone_target=0.0, max_updates=10
+    )
     problems = ProblemSettings(5, "+-", 2, 3)
     first, second = (train_policy(settings, problems, make_tokenizer(5))[0].state_dict() for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -176,7 +186,7 @@ def test_the_same_settings_make_the_same_policy() -> None:
 
 def test_progress_ends_where_the_bar_does() -> None:
     """Told in percent of right steps, since training stops when enough of them are right."""
-    settings = PolicySettings(layers=1, hidden=16, heads=2, batch=8, target=0.01, backbone_target=0.03)
+    settings = TinyPolicySettings(layers=1, hidden=16, heads=2, batch=8, target=0.01, backbone_target=0.03)
     told: list[int] = []
     train_policy(settings, ProblemSettings(5, "+-", 2, 3), make_tokenizer(5), advance=told.append)
     assert sum(told) == settings.percent == 3
@@ -193,7 +203,7 @@ def test_a_prm_made_of_the_backbone_reads_the_policys_prompt(world: World) -> No
 def test_words_of_the_chat_are_not_drawn() -> None:
     """A policy that knows nothing draws every token there is, save those that no solution holds."""
     tokenizer = make_tokenizer(5)
-    model = make_model(PolicySettings(layers=1, hidden=16, heads=2, seed=4), tokenizer, 64).eval()
+    model = make_model(TinyPolicySettings(layers=1, hidden=16, heads=2, seed=4), tokenizer, 64).eval()
     (solutions,) = sample_solutions(model, tokenizer, ["3+1"], copies=200, temperature=3.0)
     written = "".join(step for steps, _ in solutions for step in steps)
     assert "+1" in written
@@ -212,7 +222,7 @@ def test_what_a_policy_was_shown_is_known(monkeypatch: pytest.MonkeyPatch) -> No
         return batch(problems, tokenizer)
 
     monkeypatch.setattr(training, "training_batch", noted)
-    settings = PolicySettings(layers=1, hidden=16, heads=2, batch=8, target=0.05, backbone_target=0.05)
+    settings = TinyPolicySettings(layers=1, hidden=16, heads=2, batch=8, target=0.05, backbone_target=0.05)
     problems = ProblemSettings(5, "+-", 2, 3)
     *_, updates = train_policy(settings, problems, make_tokenizer(5))
     assert {problem.text for problem in shown_problems(settings, problems, updates)} == set(seen)

@@ -17,15 +17,13 @@ from prism_prm.data.pools import read_pool
 from prism_prm.data.tables import iter_trees
 from prism_prm.evaluate.benchmarks import Item
 from prism_prm.evaluate.score_files import collect_steps
-from prism_prm.lab.demo.arms import ARMS, Budget
-from prism_prm.lab.demo.findings import differences, find, measure_steps, summary
-from prism_prm.lab.demo.presets import demo_settings
+from prism_prm.lab.demo.findings import BASE, differences, find, measure_steps, summary
 from prism_prm.lab.demo.reinforcement import rl_problems
 from prism_prm.lab.demo.report import QUICK, make_report
-from prism_prm.lab.demo.run_demo import run_demo
-from prism_prm.lab.demo.stages import BASE, SeedRun
+from prism_prm.lab.demo.run_demo import run_demo, run_seed
+from prism_prm.lab.demo.settings import ARMS, TrainingBudget, demo_settings
 from prism_prm.lab.world.build import build_world
-from prism_prm.lab.world.policy import PolicySettings, shown_problems
+from prism_prm.lab.world.policy import TinyPolicySettings, shown_problems
 from prism_prm.lab.world.trees import PERTURBATIONS
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.tree import Step, StepTree
@@ -140,7 +138,7 @@ def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytes
     empty = replace(ARMS["paper"], bins=[[0.9999, 1.0], [0.9998, 0.9999]])
     monkeypatch.setitem(ARMS, "paper", empty)
     with quiet_transformers():
-        result = SeedRun(demo_settings(quick=True), 0, out).go()
+        result = run_seed(demo_settings(quick=True), 0, out)
     assert list(result.failed) == ["paper"]
     assert "have no pairs" in result.failed["paper"]
     found = find([result])
@@ -162,7 +160,7 @@ def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytes
 def test_a_report_of_all_arms_lists_them_all(out: Path) -> None:
     """More arms than there are colours; lines are drawn for the first few only."""
     with quiet_transformers():
-        result = SeedRun(demo_settings(quick=True), 0, out).go()
+        result = run_seed(demo_settings(quick=True), 0, out)
     every = {name: result.scored[name if name in result.scored else BASE] for name in (BASE, *ARMS)}
     rounds = {name: result.rounds.get(name, result.rounds["prism"]) for name in ARMS}
     report = make_report(find([replace(result, scored=every, rounds=rounds)]), "prism demo --full")
@@ -178,7 +176,7 @@ def test_a_report_of_all_arms_lists_them_all(out: Path) -> None:
 
 
 def test_arms_are_told_apart_by_what_they_say(tmp_path: Path) -> None:
-    recipes = {n: arm.recipe(tmp_path / "t", tmp_path / "b", Budget(1), 0) for n, arm in ARMS.items()}
+    recipes = {n: arm.recipe(tmp_path / "t", tmp_path / "b", TrainingBudget(1), 0) for n, arm in ARMS.items()}
     texts = {json.dumps(recipe, sort_keys=True) for recipe in recipes.values()}
     assert len(texts) == len(ARMS)
     pointwise, prism = ({**recipes[name], "objective": None} for name in ("pointwise", "prism"))
@@ -221,7 +219,7 @@ def test_rl_problems_are_new_to_every_model(out: Path) -> None:
     seen |= {entry.problem.text for entry in read_pool(world.pool()).problems}
     made = json.loads((world.policy.parent / "settings.json").read_text())
     updates = made.pop("updates")
-    seen |= {one.text for one in shown_problems(PolicySettings(**made), settings.world.pretraining, updates)}
+    seen |= {one.text for one in shown_problems(TinyPolicySettings(**made), settings.world.pretraining, updates)}
     assert not train & held_out
     assert not (train | held_out) & seen
 

@@ -7,8 +7,8 @@ import pytest
 
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.job import content_key
+from prism_prm.lab.world.build import WORLDS, world_settings
 from prism_prm.lab.world.problems import Problem, ProblemSettings, draw_problems
-from prism_prm.lab.world.settings import WORLDS, world_settings
 
 
 def test_a_problem_and_its_solution() -> None:

@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
+from prism_prm.lab.world.oracle import KINDS, CorruptedOracle, Kind, OracleScorer
 from prism_prm.lab.world.problems import Problem, ProblemSettings, draw_problems
-from prism_prm.lab.world.scorer import KINDS, CorruptedOracle, Kind, OracleScorer
 from prism_prm.rl.reward import score_solutions
 from prism_prm.scorer import as_trees
 

@@ -24,12 +24,10 @@ from prism_prm.losses import Objective
 from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import Row
 from prism_prm.models.prm import pair_cost
-from prism_prm.plan.costs import Batch, Setup, training_memory
-from prism_prm.plan.counting import batch_of, count_round
-from prism_prm.plan.gpus import GIB, GPUS, Cluster
-from prism_prm.plan.plan_run import ScoringJob, plan_run
+from prism_prm.plan.costs import GIB, GPUS, Batch, Cluster, Setup, training_memory
+from prism_prm.plan.plan_run import SIZES, ScoringJob, Stand, plan_run
 from prism_prm.plan.plan_training import remedies
-from prism_prm.plan.skeleton import SIZES, Stand, backbone_sizes, load_skeleton
+from prism_prm.plan.skeleton import backbone_sizes, batch_of, count_round, load_skeleton
 from prism_prm.search.recipes import SearchRecipe
 from prism_prm.train.batches import RowLimits, batch_maker, micro_batches, parts_of_update
 from prism_prm.train.loop import TrainingRound

@@ -25,9 +25,9 @@ from prism_prm.cli import app
 from prism_prm.config import read_settings
 from prism_prm.errors import ConfigError
 from prism_prm.grading.graders import Level
+from prism_prm.lab.world.build import world_settings
+from prism_prm.lab.world.policy import PRM_SETTINGS, prompt_of
 from prism_prm.lab.world.problems import draw_problems
-from prism_prm.lab.world.settings import world_settings
-from prism_prm.lab.world.tokens import PRM_SETTINGS, prompt_of
 from prism_prm.rl import train_policy
 from prism_prm.rl.alarm import GREEDY, PROXY, VOTE, EvalPoint, TrainedPolicy, read_points
 from prism_prm.rl.recipe import GrpoRecipe, ProblemSets

@@ -11,7 +11,7 @@ from prism_prm.backends.policy import Prompting
 from prism_prm.data.tasks import TaskGrader, TaskProblem
 from prism_prm.lab.demo.reinforcement import OracleGold
 from prism_prm.lab.world.build import load_policy
-from prism_prm.lab.world.tokens import prompt_of
+from prism_prm.lab.world.policy import prompt_of
 from prism_prm.rl.monitor import AnswerGold, Rollout, problem_rows, write_solutions
 
 ODD = ["", "user\n", "assistant", "1+2=3" * 500, "1\n\n" * 1000, "#### ", "\n\n#### 3"]

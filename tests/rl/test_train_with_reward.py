@@ -12,10 +12,10 @@ import pytest
 
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.lab.demo.reinforcement import OracleGold
+from prism_prm.lab.world.build import world_settings
+from prism_prm.lab.world.oracle import OracleScorer
+from prism_prm.lab.world.policy import prompt_of
 from prism_prm.lab.world.problems import draw_problems
-from prism_prm.lab.world.scorer import OracleScorer
-from prism_prm.lab.world.settings import world_settings
-from prism_prm.lab.world.tokens import prompt_of
 from prism_prm.rl.alarm import PROXY, VOTE, MonitorSettings, TrainedPolicy, read_samples
 from prism_prm.rl.reward import PRMReward
 from prism_prm.rl.trainer import train_with_reward

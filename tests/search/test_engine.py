@@ -14,9 +14,9 @@ from prism_prm import init_prm
 from prism_prm.backends.decode import Kept
 from prism_prm.backends.hf import HfPolicy
 from prism_prm.backends.policy import Sampling, open_policy
+from prism_prm.lab.world.build import world_settings
+from prism_prm.lab.world.policy import PRM_SETTINGS
 from prism_prm.lab.world.problems import Problem, draw_problems
-from prism_prm.lab.world.settings import world_settings
-from prism_prm.lab.world.tokens import PRM_SETTINGS
 from prism_prm.search.engine import RoundStats, SearchEngine, search_problems
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.tree import SearchResult

@@ -17,10 +17,9 @@ from loopback import Answer, serve
 from prism_prm import PrismError
 from prism_prm.cli import app
 from prism_prm.data.tables import iter_pairs, iter_trees, write_trees
-from prism_prm.lab.world.build import load_policy
+from prism_prm.lab.world.build import load_policy, world_settings
 from prism_prm.lab.world.oracle import judge_step
 from prism_prm.lab.world.problems import Problem, draw_problems
-from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.trees import sample_trees
 from prism_prm.search.label_engine import LabelEngine
 from prism_prm.tree import StepTree

@@ -245,7 +245,7 @@ def test_two_opinions_keep_what_they_agree_on() -> None:
 
 
 def test_any_scorer_is_a_second_opinion() -> None:
-    from prism_prm.lab.world.scorer import OracleScorer
+    from prism_prm.lab.world.oracle import OracleScorer
 
     tree = StepTree.chain("1+1+2", ["1+1=2", "2+2=3", "#### 3"])
     (found,) = scored_opinion([tree], OracleScorer(5))

@@ -20,9 +20,9 @@ from prism_prm.cli import app, main
 from prism_prm.data.pools import read_pool
 from prism_prm.errors import DataError
 from prism_prm.grading.extract import extract_answer
+from prism_prm.lab.world.build import world_settings
+from prism_prm.lab.world.policy import PRM_SETTINGS
 from prism_prm.lab.world.problems import draw_problems
-from prism_prm.lab.world.settings import world_settings
-from prism_prm.lab.world.tokens import PRM_SETTINGS
 from prism_prm.search.engine import SearchEngine
 from prism_prm.search.grade_pool import scores_by_prm
 from prism_prm.search.tree import SearchResult

@@ -263,7 +263,7 @@ def test_the_page_of_the_api_needs_no_network(server: Running) -> None:
 
 def test_a_scorer_that_is_no_prm() -> None:
     """Critics and remote PRMs are served through the protocol alone; requests of one problem are one tree."""
-    from prism_prm.lab.world.scorer import OracleScorer
+    from prism_prm.lab.world.oracle import OracleScorer
 
     class Counting(OracleScorer):
         trees: ClassVar[list[StepTree]] = []

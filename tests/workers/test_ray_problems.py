@@ -37,9 +37,9 @@ pytestmark = pytest.mark.slow
 def place(world_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Problems and a PRM, beside the policy."""
     from prism_prm import init_prm  # here, since drivers import this module and should not wait for torch
+    from prism_prm.lab.world.build import world_settings
+    from prism_prm.lab.world.policy import PRM_SETTINGS
     from prism_prm.lab.world.problems import draw_problems
-    from prism_prm.lab.world.settings import world_settings
-    from prism_prm.lab.world.tokens import PRM_SETTINGS
 
     root = tmp_path_factory.mktemp("problems")
     init_prm(world_policy, family="qwen", settings=PRM_SETTINGS).save(root / "prm")

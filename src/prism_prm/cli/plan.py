@@ -13,7 +13,7 @@ from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
     from prism_prm.models.load_settings import LoadSettings
-    from prism_prm.plan.gpus import Cluster
+    from prism_prm.plan.costs import Cluster
     from prism_prm.plan.plan_run import Plan
 
 EXAMPLES = """
@@ -45,7 +45,7 @@ _SHORT = {"gradients": "grads", "optimiser": "optim", "activations": "activ", "t
 
 @with_settings(
     cluster=Options(
-        "prism_prm.plan.gpus:Cluster",
+        "prism_prm.plan.costs:Cluster",
         {"Hardware": ("gpu", "count", "gpu_memory", "gpu_tflops", "utilisation")},
     ),
     loading=Options(LOADING, {"Scoring": ("family", "dtype", "attn", "token_budget", "context", "on_too_long")}),

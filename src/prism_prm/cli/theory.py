@@ -151,8 +151,7 @@ def _add_map(
     """Measure what is not measured yet; the report has what there is, also when stopped."""
     from prism_prm.job import Job
     from prism_prm.lab.demo.asymmetry import AsymmetryMap, MapSettings, demo_world
-    from prism_prm.lab.world.build import build_world
-    from prism_prm.lab.world.settings import world_settings
+    from prism_prm.lab.world.build import build_world, world_settings
     from prism_prm.models.load_lm import quiet_transformers
 
     with Job(out), quiet_transformers():

@@ -11,13 +11,23 @@ from prism_prm.console import progress
 from prism_prm.data.tasks import load_task
 from prism_prm.evaluate.score_files import TreesToScore
 from prism_prm.paths import named_places
-from prism_prm.plan.costs import Batch, Memory, ModelSizes, Setup, cache_bytes, forward_flops, scoring_memory
-from prism_prm.plan.counting import CountingScorer, kernel_of
-from prism_prm.plan.gpus import BYTES, GIB, Cluster, Fit
-from prism_prm.plan.plan_run import SCORE_BYTES, Plan, ScoringJob, Stage
-from prism_prm.plan.skeleton import Stand, backbone_sizes, load_skeleton
+from prism_prm.plan.costs import (
+    BYTES,
+    GIB,
+    Batch,
+    Cluster,
+    Fit,
+    Memory,
+    ModelSizes,
+    Setup,
+    cache_bytes,
+    forward_flops,
+    scoring_memory,
+)
+from prism_prm.plan.plan_run import SCORE_BYTES, Plan, PlanStage, ScoringJob, Stand
+from prism_prm.plan.skeleton import CountingScorer, backbone_sizes, kernel_of, load_skeleton
 from prism_prm.search.recipes import SearchRecipe
-from prism_prm.store import Request
+from prism_prm.store import Request, ScoreStore
 
 PROMPT = 200
 """Tokens that a problem and the layout around it are taken to have."""
@@ -37,7 +47,7 @@ def plan_scoring(job: ScoringJob, cluster: Cluster, stand: Stand) -> Plan:
     requests = [Request.all_of(tree) for tree in trees]
     counter = CountingScorer(skeleton)
     with tempfile.TemporaryDirectory() as folder, progress("trees", len(trees)) as advance:
-        counter.filed(Path(folder)).fill(requests, advance=advance)
+        ScoreStore(Path(folder), counter).fill(requests, advance=advance)
     size = BYTES.get(loading.dtype or "", 2)
     setup = Setup(weights=size, compute=size, kernel=kernel_of(skeleton.module))
     sizes, batch = skeleton.sizes, counter.tally.largest
@@ -74,7 +84,7 @@ def plan_search(recipe: SearchRecipe, cluster: Cluster, stands: Mapping[str, Sta
         tokens_by_n = {n: min(some, problems * search.max_policy_tokens) for n, some in tokens_by_n.items()}
     at_once = min(recipe.at_once, problems)
     rows = at_once * max(recipe.ns)  # solutions that are open at once, at the largest n
-    stages: list[Stage] = []
+    stages: list[PlanStage] = []
     fits: list[Fit] = []
 
     def add(name: str, sizes: ModelSizes, setup: Setup, *, writes: bool) -> None:
@@ -89,7 +99,7 @@ def plan_search(recipe: SearchRecipe, cluster: Cluster, stands: Mapping[str, Sta
                 cached = cache_bytes(sizes, in_step * (PROMPT + length // 2), setup)
                 read = sizes.parameters * setup.weights + cached
                 seconds = max(seconds, tokens / in_step * read / (cluster.bandwidth * cluster.utilisation))
-            stages.append(Stage(f"{'writing' if writes else name}, n = {n}", tokens, 0, flops, seconds / 3600))
+            stages.append(PlanStage(f"{'writing' if writes else name}, n = {n}", tokens, 0, flops, seconds / 3600))
         parts = {
             "weights": float(sizes.parameters * setup.weights),
             "KV cache": float(cache_bytes(sizes, rows * (length + PROMPT), setup)),

@@ -21,7 +21,11 @@ from prism_prm.job import Job
 from prism_prm.models.module import PrmModule
 from prism_prm.models.prm import pair_cost
 from prism_prm.plan.costs import (
+    BYTES,
+    GIB,
     Batch,
+    Cluster,
+    Fit,
     ModelSizes,
     Setup,
     held_parameters,
@@ -29,11 +33,9 @@ from prism_prm.plan.costs import (
     trained_parameters,
     training_memory,
 )
-from prism_prm.plan.counting import CountingScorer, RoundCount, count_round, kernel_of
-from prism_prm.plan.gpus import BYTES, GIB, Cluster, Fit
-from prism_prm.plan.plan_run import SCORE_BYTES, Plan, Stage
-from prism_prm.plan.skeleton import Skeleton, Stand, load_skeleton
-from prism_prm.store import Share
+from prism_prm.plan.plan_run import SCORE_BYTES, Plan, PlanStage, Stand
+from prism_prm.plan.skeleton import CountingScorer, count_round, kernel_of, load_skeleton
+from prism_prm.store import ScoreStore, Share
 from prism_prm.train.batches import RowLimits
 from prism_prm.train.loop import TrainingRound
 from prism_prm.train.margins import score_examples
@@ -74,18 +76,40 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path 
         if needs_margins(train, recipe):
             counter = CountingScorer(prm)
             with progress("margins", len(np.unique(train.tree)), unit="trees") as advance:
-                score_examples(counter.filed(store), train, advance=advance)
+                score_examples(ScoreStore(store, counter), train, advance=advance)
             scorings.append(("margins", counter, num_rounds if recipe.curriculum.rescore else 1))
             num_scores += 2 * len(train)
         if recipe.validation.split:
             counter = CountingScorer(prm)
             held_out = Validation.of(Split.read(data, recipe.validation.split), prm, recipe.validation)  # type: ignore[arg-type]
             with progress("validation", held_out.num_trees, unit="trees") as advance:
-                held_out.measure(counter.filed(store), recipe.validation, Share(), advance)
+                held_out.measure(ScoreStore(store, counter), recipe.validation, Share(), advance)
             scorings.append(("validation", counter, 1 + num_rounds))
             num_scores += (1 + num_rounds) * (len(held_out.steps) + 2 * len(held_out.pairs))
 
-    counts = _count_rounds(recipe, prm, cluster, train, kinds, margins, notes)
+    names, known = recipe.curriculum.round_names(), None
+    if needs_margins(train, recipe):
+        if margins is not None:
+            known = read_margins(margins, train)
+        else:
+            names = ["at most: all pairs"]
+            notes.append(
+                "margins are not known, so the rounds are counted as one round of all pairs, the most they can be; "
+                "with --margins (a table of `prism margins`) they are exact"
+            )
+    binned = rounds_of(train, kinds, recipe, known)
+    if known is not None:
+        binned.refuse_empty(enumerate(names))
+        notes.append(f"{sum(binned.dropped.values()):,} of {len(train):,} pairs are in no round")
+    module, counts = prm.module, []
+    for number, name in enumerate(names):
+        work = TrainingRound(
+            name, module, prm.family, module.collate, RowLimits(recipe.train.row_tokens, pair_cost(module)),
+            train.take(binned.rounds[number]), recipe.objective, recipe.train, (recipe.seed, number), Path("none"),
+        )  # fmt: skip
+        with progress(f"round {name}", len(work.updates), unit="updates") as advance:
+            counts.append(count_round(work, module, cluster.count, advance))
+
     largest = max((one.tally.largest for one in counts), key=Batch.order)
     accumulates = max(one.passes for one in counts) > 1
     sharded = hardware.sharding == "fsdp" and cluster.count > 1
@@ -101,7 +125,7 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path 
     for one in counts:
         flops, busiest = one.flops(sizes, setup), one.busiest(sizes, setup)
         stages.append(
-            Stage(
+            PlanStage(
                 f"round {one.name}", one.tally.total.tokens, one.tally.separate, flops,
                 busiest / cluster.speed(setup.compute) / 3600, one.updates, one.examples,
                 efficiency=flops * (1 - one.idle / one.tally.total.tokens) / (busiest * cluster.count),
@@ -161,40 +185,6 @@ def setup_of(hardware: HardwareSettings, module: PrmModule) -> Setup:
     )  # fmt: skip
 
 
-def _count_rounds(
-    recipe: Recipe,
-    prm: Skeleton,
-    cluster: Cluster,
-    train: Examples,
-    kinds: np.ndarray,
-    margins_file: Path | None,
-    notes: list[str],
-) -> list[RoundCount]:
-    names, margins = recipe.curriculum.round_names(), None
-    if needs_margins(train, recipe):
-        if margins_file is not None:
-            margins = read_margins(margins_file, train)
-        else:
-            names = ["at most: all pairs"]
-            notes.append(
-                "margins are not known, so the rounds are counted as one round of all pairs, the most they can be; "
-                "with --margins (a table of `prism margins`) they are exact"
-            )
-    binned = rounds_of(train, kinds, recipe, margins)
-    if margins is not None:
-        binned.refuse_empty(enumerate(names))
-        notes.append(f"{sum(binned.dropped.values()):,} of {len(train):,} pairs are in no round")
-    module, counts = prm.module, []
-    for number, name in enumerate(names):
-        work = TrainingRound(
-            name, module, prm.family, module.collate, RowLimits(recipe.train.row_tokens, pair_cost(module)),
-            train.take(binned.rounds[number]), recipe.objective, recipe.train, (recipe.seed, number), Path("none"),
-        )  # fmt: skip
-        with progress(f"round {name}", len(work.updates), unit="updates") as advance:
-            counts.append(count_round(work, module, cluster.count, advance))
-    return counts
-
-
 def read_margins(path: Path, train: Examples) -> Floats:
     """The margins of the pairs, from a table that `prism margins` or `prism train` wrote."""
     if not path.exists():
@@ -216,15 +206,11 @@ def _with_lora(setup: Setup) -> Setup:
     return replace(setup, rank=lora.r, targets=lora.targets)
 
 
-def _in_bf16(setup: Setup) -> Setup:
-    return replace(setup, weights=2, compute=2)
-
-
 def _ways(model: ModelSizes, setup: Setup, batch: Batch, cluster: Cluster) -> list[Fit]:
     """The recipe as it is, which comes first, and with LoRA, each with a copy per GPU and sharded."""
     setups = {"LoRA": setup} if setup.rank else {"full": setup, "LoRA": _with_lora(setup)}
     if not setup.rank:
-        setups["LoRA in bf16"] = _in_bf16(_with_lora(setup))
+        setups["LoRA in bf16"] = replace(_with_lora(setup), weights=2, compute=2)
     spread = {"DDP": False, "FSDP2": True} if setup.gpus > 1 else {"one GPU": False}
     found = []
     for (name, one), (how, sharded) in itertools.product(setups.items(), spread.items()):
@@ -282,7 +268,7 @@ def _changes(setup: Setup, batch: Batch, shortest: int, longest_row: int) -> Ite
     if not setup.rank:
         yield "LoRA ([hardware.lora])", lambda one, run: (_with_lora(one), run)
     elif setup.weights > 2:
-        yield 'hardware.dtype = "bfloat16"', lambda one, run: (_in_bf16(one), run)
+        yield 'hardware.dtype = "bfloat16"', lambda one, run: (replace(one, weights=2, compute=2), run)
 
     def spread(gpus: int) -> Change:
         return lambda one, run: (replace(one, gpus=gpus, sharded=True), run)

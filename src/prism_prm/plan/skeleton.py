@@ -1,76 +1,39 @@
-"""A PRM without its weights: its layout and sizes, from config and tokenizer alone, to plan with.
+"""A PRM without its weights, from config and tokenizer alone, and what its passes would run.
 
-Nothing here imports torch before a skeleton is loaded.
+Passes are counted with the code that packs them for training and scoring.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModel
+
+from prism_prm.console import Advance, ignore
+from prism_prm.data.pair_examples import as_one_tree
 from prism_prm.errors import ConfigError, ModelError
+from prism_prm.models.attention import BLOCK, FLEX_BLOCK, check_attention
 from prism_prm.models.card import find_card
 from prism_prm.models.families import find_family
 from prism_prm.models.families.base import Family
-from prism_prm.models.model_files import CONFIG_FILE, check_model, config_folder, load_tokenizer, readable
-from prism_prm.paths import nearest
-from prism_prm.plan.costs import Matrix, ModelSizes
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from prism_prm.models.module import PrmModule
-
-_QWEN = {"model_type": "qwen2", "max_position_embeddings": 4096, "tie_word_embeddings": False}
-_LLAMA = {"model_type": "llama", "max_position_embeddings": 131072, "tie_word_embeddings": False, "vocab_size": 128256}
-
-
-def _sizes(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, **others,
-    }  # fmt: skip
-
-
-SIZES: dict[str, dict[str, Any]] = {
-    "qwen2.5-0.5b": _QWEN | _sizes(896, 4864, 24, 14, 2, vocab_size=151936, tie_word_embeddings=True),
-    "qwen2.5-1.5b": _QWEN | _sizes(1536, 8960, 28, 12, 2, vocab_size=151936, tie_word_embeddings=True),
-    "qwen2.5-7b": _QWEN | _sizes(3584, 18944, 28, 28, 4, vocab_size=152064),
-    "qwen2.5-14b": _QWEN | _sizes(5120, 13824, 48, 40, 8, vocab_size=152064),
-    "qwen2.5-32b": _QWEN | _sizes(5120, 27648, 64, 40, 8, vocab_size=152064),
-    "qwen2.5-72b": _QWEN | _sizes(8192, 29568, 80, 64, 8, vocab_size=152064),
-    "llama-3.1-8b": _LLAMA | _sizes(4096, 14336, 32, 32, 8),
-    "llama-3.1-70b": _LLAMA | _sizes(8192, 28672, 80, 64, 8),
-    "mistral-7b": _LLAMA | _sizes(4096, 14336, 32, 32, 8, model_type="mistral", vocab_size=32000),
-    "smollm2-135m": _LLAMA | _sizes(576, 1536, 30, 9, 3, vocab_size=49152, tie_word_embeddings=True),
-}  # fmt: skip
-"""Name → the config of a known model, for planning where it is not at hand. The context of Qwen is that of its PRMs."""
-
-
-@dataclass(frozen=True)
-class Stand:
-    """What stands in for a model that is not at hand."""
-
-    config: str | None = None
-    """A folder with config.json (no weights are needed), or a name in SIZES."""
-    tokenizer: str | None = None
-    """A folder with a tokenizer."""
-
-    def check(self, name: str) -> None:
-        """Refuse what can be neither config nor tokenizer of the model `name`. The hub is not asked."""
-        if self.config is not None and self.config not in SIZES:
-            folder = Path(self.config)
-            if not folder.is_dir() or not (any(folder.glob("*.gguf")) or (folder / CONFIG_FILE).exists()):
-                raise ModelError(
-                    f"--config {self.config}: neither a folder with {CONFIG_FILE} nor one of {', '.join(SIZES)}"
-                )
-        if self.tokenizer is not None and not Path(self.tokenizer).is_dir():
-            raise ModelError(f"--tokenizer {self.tokenizer}: there is no such folder.{nearest(self.tokenizer)}")
-        if self.config is None and not Path(name).is_dir():
-            check_model(name)
+from prism_prm.models.model_files import CONFIG_FILE, config_folder, load_tokenizer, readable
+from prism_prm.models.module import PrmModule
+from prism_prm.models.packing import Row, encode_tree
+from prism_prm.models.prm import batches_of, fit_all, rows_of
+from prism_prm.plan.costs import Batch, Cluster, Kernel, Matrix, ModelSizes, Setup, forward_flops, training_flops
+from prism_prm.plan.plan_run import SIZES, PlanStage, Stand
+from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.train.batches import arranged, parts_of_update, passes
+from prism_prm.train.loop import TrainingRound
+from prism_prm.tree import StepTree
 
 
 @dataclass
@@ -88,7 +51,7 @@ class Skeleton:
 
     @property
     def sizes(self) -> ModelSizes:
-        return sizes_of(self.module)
+        return sizes_of(self.module.backbone, self.module.head)
 
 
 def load_skeleton(
@@ -105,11 +68,6 @@ def load_skeleton(
     context: int | None = None,
 ) -> Skeleton:
     """A PRM, or with `fresh` the one that `init_prm` would make of a language model, without loading weights."""
-    import torch
-    from transformers import AutoModel
-
-    from prism_prm.models.module import PrmModule
-
     folder, config, notes = _config(name, stand, attn)
     if layers is not None:
         if layers > config.num_hidden_layers:
@@ -144,25 +102,17 @@ def load_skeleton(
 
 def backbone_sizes(name: str, stand: Stand = Stand()) -> tuple[ModelSizes, int, tuple[str, ...]]:  # noqa: B008
     """The sizes of a language model with its output layer, its vocabulary, and what was not its own."""
-    import torch
-    from torch import nn
-    from transformers import AutoModel
-
     _, config, notes = _config(name, stand, "sdpa")
     with torch.device("meta"):
         backbone = AutoModel.from_config(config)
         output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
     if config.tie_word_embeddings:
         output.weight = backbone.get_input_embeddings().weight
-    return _sizes_of(backbone, output), config.vocab_size, notes
+    return sizes_of(backbone, output), config.vocab_size, notes
 
 
 def _config(name: str, stand: Stand, attn: str) -> tuple[Path | None, Any, tuple[str, ...]]:
     """(folder, config, notes); the folder is None where the config comes from SIZES."""
-    from transformers import AutoConfig
-
-    from prism_prm.models.attention import check_attention
-
     kernel = check_attention(attn)
     if stand.config in SIZES:
         known = dict(SIZES[stand.config])
@@ -201,16 +151,8 @@ def _gguf(folder: Path) -> dict[str, Any]:
     return {"gguf_file": files[0].name} if files else {}
 
 
-def sizes_of(module: PrmModule) -> ModelSizes:
-    """The sizes of a PRM, whose weights may be anywhere."""
-    return _sizes_of(module.backbone, module.head)
-
-
-def _sizes_of(backbone: Any, head: nn.Module) -> ModelSizes:
-    import torch
-    from torch import nn
-    from torch.utils.flop_counter import FlopCounterMode
-
+def sizes_of(backbone: Any, head: nn.Module) -> ModelSizes:
+    """The sizes of a backbone and a head, whose weights may be anywhere."""
     config = backbone.config
     layers: set[tuple[tuple[Matrix, ...], int]] = set()
     """(matrices, numbers in all else) of each layer."""
@@ -246,3 +188,154 @@ def _sizes_of(backbone: Any, head: nn.Module) -> ModelSizes:
         head=sum(parameter.numel() for parameter in head.parameters() if parameter is not shared),
         head_flops=int(counter.get_total_flops()),
     )
+
+
+def kernel_of(module: PrmModule) -> Kernel:
+    if module.in_blocks:
+        return "blocks"
+    return "flex" if module.attention == "flex" else "dense"
+
+
+def batch_of(module: PrmModule, rows: Sequence[Row]) -> Batch:
+    """What one pass over these rows runs. Sliding windows are counted as if they saw everything."""
+    kernel, longest = kernel_of(module), max(map(len, rows))
+    reads = sum(len(row.reads) for row in rows)
+    if kernel == "dense":
+        return Batch(len(rows) * longest, len(rows) * longest**2, reads, keys=len(rows) * longest)
+    if kernel == "flex":
+        longest = -(-longest // FLEX_BLOCK) * FLEX_BLOCK
+    pairs = keys = 0
+    for row in rows:
+        ends_L = np.concatenate([row.ends_L, np.arange(len(row), longest) + 1])  # as padded: a token sees itself alone
+        if kernel == "flex":  # the blocks that are not skipped: some query of them sees some key
+            last_K = ends_L.reshape(-1, FLEX_BLOCK).max(axis=1)
+            at = np.arange(len(last_K))
+            seen_QK = (at[None, :] <= at[:, None]) & (last_K[None, :] > at[:, None] * FLEX_BLOCK)
+            pairs += int(seen_QK.sum()) * FLEX_BLOCK**2
+            continue
+        for start in range(0, longest, BLOCK):
+            stop = min(start + BLOCK, longest)
+            seen = int((ends_L[:stop] > start).sum())
+            pairs, keys = pairs + (stop - start) * seen, keys + seen
+    return Batch(len(rows) * longest, pairs, reads, keys)
+
+
+@dataclass
+class PassTally:
+    """What was run, and the largest pass of it."""
+
+    total: Batch = field(default_factory=lambda: Batch(0, 0, 0))
+    largest: Batch = field(default_factory=lambda: Batch(0, 0, 0))
+    packed: int = 0
+    """Tokens without padding."""
+    separate: int = 0
+    """Tokens of one sequence per step that is read."""
+
+    def add(self, batch: Batch, packed: int) -> None:
+        self.total, self.packed = self.total + batch, self.packed + packed
+        self.largest = max(self.largest, batch, key=Batch.order)
+
+
+class CountingScorer(Scorer):
+    """Stands in for a PRM where scores are stored: counts what it is asked for, and gives no real scores."""
+
+    def __init__(self, prm: Skeleton) -> None:
+        self.prm = prm
+        self.tally = PassTally()
+        self.chunks = 0
+
+    def identity(self) -> str:
+        return "a plan"
+
+    def stage(self, name: str, cluster: Cluster, size: int, times: int = 1) -> PlanStage:
+        """What was counted as a stage of a plan; whole chunks go to processes. `size`: bytes of an activation."""
+        flops = forward_flops(self.prm.sizes, self.tally.total)
+        busiest = -(-self.chunks // cluster.count) / max(1, self.chunks)
+        return PlanStage(
+            name, self.tally.total.tokens, self.tally.separate, flops, flops * busiest / cluster.speed(size) / 3600,
+            times=times, efficiency=1 / (busiest * cluster.count),
+        )  # fmt: skip
+
+    def count_tokens(self, tree: StepTree) -> int:
+        encoded = encode_tree(tree, self.prm.family)
+        return len(encoded.prompt) + sum(map(len, encoded.ids))
+
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,  # noqa: ARG002
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
+        """Count the passes over these nodes."""
+        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
+        items, too_long = fit_all(self.prm, trees, wanted)  # type: ignore[arg-type]
+        rows = rows_of(self.prm, items)  # type: ignore[arg-type]
+        for batch in batches_of(self.prm.module, rows, self.prm.token_budget):
+            self.tally.add(batch_of(self.prm.module, batch), sum(map(len, batch)))
+        self.tally.separate += sum(item.tree.path_tokens(node) for item in items for (node,) in item.groups)
+        self.chunks += 1
+        advance(len(trees))
+        return [
+            TreeScores(self.outputs, np.zeros((len(tree.nodes), 1)), long)
+            for tree, long in zip(trees, too_long, strict=True)
+        ]
+
+
+@dataclass
+class RoundCount:
+    """What a round runs."""
+
+    name: str
+    examples: int
+    updates: int = 0
+    tally: PassTally = field(default_factory=PassTally)
+    passes: int = 0
+    """The most micro-batches of an update on one process."""
+    longest_row: int = 0
+    longest_part: int = 0
+    """Tokens of the longest example alone, which cannot be split."""
+    by_update: list[list[Batch]] = field(default_factory=list)
+    """For each update what each process runs, in all."""
+    idle: int = 0
+    """Tokens run by processes that have nothing to do, to keep step."""
+
+    def flops(self, model: ModelSizes, setup: Setup) -> int:
+        """Operations of all processes."""
+        return sum(training_flops(model, batch, setup) for update in self.by_update for batch in update)
+
+    def busiest(self, model: ModelSizes, setup: Setup) -> int:
+        """Operations of the processes for which the others wait."""
+        return sum(max(training_flops(model, batch, setup) for batch in update) for update in self.by_update)
+
+
+def count_round(work: TrainingRound, module: PrmModule, count: int, advance: Advance = ignore) -> RoundCount:
+    """Pack every update of a round as `TrainingRound.run` does, over so many processes, and count."""
+    settings = work.settings
+    found = RoundCount(work.name, len(work.examples), len(work.updates))
+    for update in work.updates:
+        parts = parts_of_update(work.examples, update, work.family, settings.pack, work.limits)
+        found.longest_row = max(found.longest_row, *(part.length for part in parts))
+        costs = []
+        for plan in passes(parts, settings.microbatch_tokens, count):
+            total = Batch(0, 0, 0)
+            for some, weight in plan:
+                rows = arranged(module, [row for part in some for row in part.rows], settings.microbatch_tokens)
+                batch = batch_of(module, rows)
+                found.tally.add(batch, sum(map(len, rows)) if weight else 0)
+                found.idle += 0 if weight else batch.tokens
+                total += batch
+            found.passes = max(found.passes, len(plan))
+            costs.append(total)
+        found.by_update.append(costs)
+        advance(1)
+    for indices in work.examples.by_tree():
+        tree, groups = as_one_tree(work.examples, indices)
+        encoded = encode_tree(tree, work.family)
+        for group in groups:
+            found.tally.separate += settings.epochs * sum(map(encoded.path_tokens, group))
+            shared = max(encoded.starts[node] for node in group)
+            alone = shared + sum(encoded.reads[node] + 1 for node in group)
+            found.longest_part = max(found.longest_part, alone)
+    return found

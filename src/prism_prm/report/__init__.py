@@ -30,7 +30,6 @@ from typing import Any, Literal
 
 from prism_prm import __version__
 from prism_prm.files import write_text, writing
-from prism_prm.report.examples import Example, most_telling, telling
 from prism_prm.report.figures import (
     STYLES,
     Style,
@@ -43,15 +42,18 @@ from prism_prm.report.figures import (
 )
 from prism_prm.report.tables import (
     NO_DATA,
+    Example,
     Table,
     best_cells,
     header,
     markdown_table,
+    most_telling,
     number,
     p_value,
     percent,
     signed_percent,
     split_interval,
+    telling,
     unbroken_parts,
 )
 from prism_prm.stats import Comparison

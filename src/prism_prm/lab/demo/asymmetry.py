@@ -10,28 +10,31 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from prism_prm.aggregate import log_score
-from prism_prm.arrays import Floats
 from prism_prm.config import Count, Natural, Share, check, from_mapping
 from prism_prm.data.pools import read_pool
 from prism_prm.errors import ConfigError
 from prism_prm.job import content_key, once, stoppable
-from prism_prm.lab.demo.guided import guided_search, settings_for
-from prism_prm.lab.demo.policies import SKIPPED
-from prism_prm.lab.demo.reinforcement import ANSWER, Job, Reinforcement, Run, jobs_of, side_by_side, train_policies
-from prism_prm.lab.world.build import World
-from prism_prm.lab.world.oracle import solved
+from prism_prm.lab.demo.findings import beam_settings, guided_search
+from prism_prm.lab.demo.reinforcement import (
+    ANSWER,
+    SKIPPED,
+    PolicyRun,
+    PolicyTraining,
+    Reinforcement,
+    policy_trainings,
+    side_by_side,
+    train_policies,
+)
+from prism_prm.lab.world.build import FORMAT, World, WorldSettings
+from prism_prm.lab.world.oracle import KINDS, CorruptedOracle, Kind, OracleScorer, solved
 from prism_prm.lab.world.problems import Problem
-from prism_prm.lab.world.scorer import KINDS, CorruptedOracle, Kind, OracleScorer
-from prism_prm.lab.world.settings import FORMAT, WorldSettings
-from prism_prm.report import NO_DATA, Report, percent
+from prism_prm.report import Report, percent
 from prism_prm.search.curves import best_of
 
 HOW = "min"
@@ -73,8 +76,8 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Selecting:
-    """All that the process which measures a cell needs to know."""
+class Selection:
+    """All that the process which measures Best-of-N and beam search in a cell needs to know."""
 
     scorer: CorruptedOracle
     world: World
@@ -86,82 +89,84 @@ class Selecting:
         """Names what the numbers come from."""
         return content_key(FORMAT, self.world.data.name, self.scorer.identity(), self.n)
 
+    def measured(self) -> dict[str, float]:
+        """The numbers; none if it was not measured yet."""
+        if self.file.exists():
+            made = json.loads(self.file.read_text(encoding="utf-8"))
+            if made["key"] == self.key:
+                return dict(made["result"])
+        return {}
+
 
 class AsymmetryMap:
     """The map of one world in a folder; cells that are there are not measured again."""
 
     def __init__(self, world: World, folder: Path, settings: MapSettings) -> None:
-        self.world = world
-        self.folder = folder
-        self.settings = settings
+        self.world, self.settings = world, settings
+        self.rl = Reinforcement(updates=settings.updates, every=0)
+        self.selections: dict[Cell, Selection] = {}
+        self.trainings: dict[Cell, PolicyTraining] = {}
+        """Of the cells whose policies are trained."""
+        rates, policy_rates = settings.rates, settings.policy_rates
+
+        def corrupted(cell: Cell) -> CorruptedOracle:
+            return CorruptedOracle(world.settings.modulus, cell.alpha, cell.beta, cell.kind, settings.seed)
+
+        for cell in _grid(rates):
+            file = folder / "cells" / f"{cell.name}.json"
+            self.selections[cell] = Selection(corrupted(cell), world, settings.n, file)
+        if settings.updates and find_spec("trl") is not None:
+            cells = {cell.name: cell for cell in _grid(rates if policy_rates is None else policy_rates)}
+            scorers = {name: corrupted(cell) for name, cell in cells.items()}
+            trainings = policy_trainings(world, scorers, [*map(PolicyRun, cells)], self.rl, folder / "policies")
+            self.trainings = dict(zip(cells.values(), trainings, strict=True))
 
     def measure(self) -> None:
         """Measure all cells: the quick methods first."""
         with stoppable(lambda: "the map"):
-            todo = [job for job in self._selecting.values() if _made(job) is None]
-            side_by_side("map: Best-of-N, beam search", measure_selection, todo)
-            if self._training:
-                train_policies(list(self._training.values()))
+            left = [one for one in self.selections.values() if not one.measured()]
+            side_by_side("map: Best-of-N, beam search", measure_selection, left)
+            if self.trainings:
+                train_policies(list(self.trainings.values()))
 
     def cells(self) -> dict[Cell, dict[str, float]]:
         """What was measured so far."""
-        found = {cell: dict(_made(job) or {}) for cell, job in self._selecting.items()}
-        for cell, job in self._training.items():
-            found.setdefault(cell, {}).update(_trained(job))
+        found = {cell: one.measured() for cell, one in self.selections.items()}
+        if self.trainings:
+            from prism_prm.rl.alarm import read_run_file, read_trained_policy
+
+            for cell, one in self.trainings.items():
+                numbers = found.setdefault(cell, {})
+                if read_run_file(one.out).get("finished"):
+                    numbers[GRPO] = read_trained_policy(one.out).points[-1].mean(ANSWER)
         return found
 
     def add_to(self, report: Report) -> None:
         """Heat maps and metrics of what was measured so far."""
-        cells = self.cells()
-        n = min(self.settings.n, self.world.settings.pool_size)
+        cells, world = self.cells(), self.world.settings
+        n = min(self.settings.n, world.pool_size)
         methods = {BEST_OF_N: f"Best-of-{n}", BEAM: f"Beam search, n = {self.settings.n}"}
-        if self._training:
+        if self.trainings:
             methods[GRPO] = f"GRPO, {self.settings.updates} updates"
         report.text(f"""
 ## The asymmetry map
 The reward is the oracle, corrupted per step to a false positive rate α and a false negative rate β; a solution's score
-is the lowest of its steps. Shown is the share of problems that are truly solved (%), in world
-{self.world.settings.seed}: {self.world.settings.pool_problems} problems for selection and search,
-{self._rl.held_out} for GRPO. One seed each, so differences of a few points mean nothing. Beam search takes equal
-candidates for one, so that there independent errors are drawn once for them.
+is the lowest of its steps. Shown is the share of problems that are truly solved (%), in world {world.seed}:
+{world.pool_problems} problems for selection and search, {self.rl.held_out} for GRPO. One seed each, so differences of a
+few points mean nothing. Beam search takes equal candidates for one, so that there independent errors are drawn once for
+them.
 """)
-        if not self._training and self.settings.updates:
+        if not self.trainings and self.settings.updates:
             report.text(SKIPPED)
         for kind, about in KINDS.items():
-            of_kind = {cell: numbers for cell, numbers in cells.items() if cell.kind == kind}
+            of_kind = {(cell.alpha, cell.beta): numbers for cell, numbers in cells.items() if cell.kind == kind}
             _draw(report, kind, about, of_kind, methods)
-        missing = len(self._training) - sum(GRPO in numbers for numbers in cells.values())
+        missing = len(self.trainings) - sum(GRPO in numbers for numbers in cells.values())
         if missing:
-            report.text(f"{missing} of {len(self._training)} policies are not trained yet: rerun the command.")
+            report.text(f"{missing} of {len(self.trainings)} policies are not trained yet: rerun the command.")
         report.metrics["asymmetry"] = [
             {"kind": cell.kind, "alpha": cell.alpha, "beta": cell.beta, **numbers} for cell, numbers in cells.items()
         ]
-
-    @property
-    def _rl(self) -> Reinforcement:
-        return Reinforcement(updates=self.settings.updates, every=0)
-
-    def _scorer(self, cell: Cell) -> CorruptedOracle:
-        return CorruptedOracle(self.world.settings.modulus, cell.alpha, cell.beta, cell.kind, self.settings.seed)
-
-    @cached_property
-    def _selecting(self) -> dict[Cell, Selecting]:
-        return {
-            cell: Selecting(
-                self._scorer(cell), self.world, self.settings.n, self.folder / "cells" / f"{cell.name}.json"
-            )
-            for cell in _grid(self.settings.rates)
-        }
-
-    @cached_property
-    def _training(self) -> dict[Cell, Job]:
-        if not self.settings.updates or find_spec("trl") is None:
-            return {}
-        rates = self.settings.policy_rates
-        cells = _grid(self.settings.rates if rates is None else rates)
-        scorers = {cell.name: self._scorer(cell) for cell in cells}
-        jobs = jobs_of(self.world, scorers, [Run(name) for name in scorers], self._rl, self.folder / "policies")
-        return dict(zip(cells, jobs, strict=True))
 
 
 def demo_world(folder: Path) -> World:
@@ -174,90 +179,60 @@ def demo_world(folder: Path) -> World:
     return World(settings, policy, policy.parent / "backbone", data)
 
 
-def measure_selection(job: Selecting) -> None:
+def measure_selection(one: Selection) -> None:
     """Best-of-N and beam search of one cell, in whatever process."""
     import torch
 
     torch.set_num_threads(1)
-    once(job.file, job.key, lambda: {**_best_of_n(job), **_beam(job)})
+    once(one.file, one.key, lambda: _measure(one))
 
 
-def _best_of_n(job: Selecting) -> dict[str, float]:
-    """The expected accuracy of Best-of-N on the world's pool, and the error rates on the steps of the pool."""
-    modulus = job.world.settings.modulus
-    pool = read_pool(job.world.pool())
+def _measure(one: Selection) -> dict[str, float]:
+    """The expected accuracy of Best-of-N on the pool, the error rates on its steps, and what search solves."""
+    world = one.world.settings
+    pool = read_pool(one.world.pool())
     trees = pool.trees()
-    said = {tree.tree_id: one.probability for tree, one in zip(trees, job.scorer.score_trees(trees), strict=True)}
+    said = {tree.tree_id: found.probability for tree, found in zip(trees, one.scorer.score_trees(trees), strict=True)}
     solutions = itertools.count()  # those without steps have a number, too, and no score
     accuracies = []
     for entry in pool.problems:
-        problem = Problem.parse(entry.problem.text, modulus)
+        problem = Problem.parse(entry.problem.text, world.modulus)
         correct = np.array([solved(problem, solution.steps) for solution in entry.solutions])
         found = [said.get(next(solutions)) for _ in entry.solutions]
         scores = np.array([-np.inf if steps is None else log_score(steps, HOW) for steps in found])
-        accuracies.append(best_of(correct, scores, [min(job.n, len(scores))])[0])
+        accuracies.append(best_of(correct, scores, [min(one.n, len(scores))])[0])
     called = np.concatenate(list(said.values())) > 0.5
-    right = np.concatenate([one.probability for one in OracleScorer(modulus).score_trees(trees)]) > 0.5
+    right = np.concatenate([found.probability for found in OracleScorer(world.modulus).score_trees(trees)]) > 0.5
     return {
         BEST_OF_N: float(np.mean(accuracies)),
         "measured alpha": float(called[~right].mean()),
         "measured beta": float((~called)[right].mean()),
+        BEAM: float(np.mean(guided_search(one.world, one.scorer, beam_settings(one.n, HOW, world)))),
     }
-
-
-def _beam(job: Selecting) -> dict[str, float]:
-    settings = settings_for(job.n, HOW, job.world.settings.temperature, job.world.settings.seed)
-    outcome = guided_search(job.world.policy, job.scorer, job.world.pool(), job.world.settings.modulus, settings)
-    return {BEAM: float(np.mean(outcome))}
-
-
-def _made(job: Selecting) -> dict[str, float] | None:
-    """What was measured of a cell; None if nothing was."""
-    try:
-        made = json.loads(job.file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return dict(made["result"]) if made["key"] == job.key else None
-
-
-def _trained(job: Job) -> dict[str, float]:
-    """The true accuracy of a trained policy; nothing if it is not trained."""
-    from prism_prm.rl.alarm import read_run_file, read_trained_policy
-
-    return (
-        {GRPO: read_trained_policy(job.out).points[-1].mean(ANSWER)} if read_run_file(job.out).get("finished") else {}
-    )
 
 
 def _grid(rates: Sequence[float]) -> list[Cell]:
     return [Cell(kind, alpha, beta) for kind in KINDS for alpha in rates for beta in rates]
 
 
-def _draw(report: Report, kind: Kind, about: str, cells: dict[Cell, dict[str, float]], methods: dict[str, str]) -> None:
-    """A heat map per method."""
+def _draw(
+    report: Report, kind: Kind, about: str, cells: dict[tuple[float, float], dict[str, float]], methods: dict[str, str]
+) -> None:
+    """A heat map per method: α to the right, β upwards."""
     caption = f"Problems solved (%) when errors are {kind}: {about}."
     alt = f"Heat maps of accuracy by false positive rate and false negative rate, {kind} errors: " + ", ".join(
         methods.values()
     )
     with report.figure(f"asymmetry-{kind}", caption=caption, alt=alt, size=(2.5, 2.6), panels=len(methods)) as panels:
         for axes, (method, title) in zip(panels, methods.items(), strict=True):
-            have = {(cell.alpha, cell.beta): numbers[method] for cell, numbers in cells.items() if method in numbers}
-            wanted = have or {(cell.alpha, cell.beta): np.nan for cell in cells}
-            alphas, betas = (sorted({pair[i] for pair in wanted}) for i in (0, 1))
+            have = {rates: numbers[method] for rates, numbers in cells.items() if method in numbers}
+            alphas, betas = (sorted({rates[i] for rates in have or cells}) for i in (0, 1))
             values = np.array([[have.get((alpha, beta), np.nan) for alpha in alphas] for beta in betas])
-            _heat(axes, values, [percent(alpha, digits=0) for alpha in alphas], [percent(b, digits=0) for b in betas])
-            axes.set_title(title)
-
-
-def _heat(axes: Any, values: Floats, across: Sequence[str], up: Sequence[str]) -> None:
-    """Cells in color, with their numbers: α to the right, β upwards."""
-    axes.grid(False)
-    axes.pcolormesh(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1)
-    for (i, j), value in np.ndenumerate(values):
-        color = {} if np.isnan(value) else {"color": "white" if value < 0.6 else "black"}
-        text = NO_DATA if np.isnan(value) else percent(value, digits=0)
-        axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", **color)
-    axes.set_xticks(np.arange(len(across)) + 0.5, across)
-    axes.set_yticks(np.arange(len(up)) + 0.5, up)
-    axes.set_xlabel("false positives α (%)")
-    axes.set_ylabel("false negatives β (%)")
+            axes.grid(False)
+            axes.pcolormesh(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1)
+            for (i, j), value in np.ndenumerate(values):
+                color = {} if np.isnan(value) else {"color": "white" if value < 0.6 else "black"}
+                axes.text(j + 0.5, i + 0.5, percent(value, digits=0), ha="center", va="center", **color)
+            axes.set_xticks(np.arange(len(alphas)) + 0.5, [percent(alpha, digits=0) for alpha in alphas])
+            axes.set_yticks(np.arange(len(betas)) + 0.5, [percent(beta, digits=0) for beta in betas])
+            axes.set(title=title, xlabel="false positives α (%)", ylabel="false negatives β (%)")

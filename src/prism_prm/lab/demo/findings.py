@@ -1,34 +1,118 @@
-"""The numbers of the report: what was measured per seed, PRM and test set, over all seeds, and what theory predicts."""
+"""The numbers of the demo: what a seed leaves, what was measured over all seeds, and what theory predicts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prism_prm.aggregate import Choice, log_score
+from prism_prm.backends.load_prm import load_prm
+from prism_prm.backends.policy import Sampling, open_policy
+from prism_prm.console import progress
 from prism_prm.data.pools import read_pool
 from prism_prm.data.tasks import TaskGrader
 from prism_prm.evaluate.measure import Measurer, Steps
-from prism_prm.lab.demo.arms import ARMS
-from prism_prm.lab.demo.reinforcement import ANSWER, ORACLE, Run
-from prism_prm.lab.demo.stages import BASE, GUIDED_NS, NATURAL, SeedResult
+from prism_prm.lab.demo.reinforcement import ANSWER, ORACLE, PolicyRun, Reinforcement
+from prism_prm.lab.demo.settings import ARMS
 from prism_prm.lab.theory.closed_forms import best_of_n
+from prism_prm.lab.world.build import World, WorldSettings
+from prism_prm.lab.world.oracle import solved
+from prism_prm.lab.world.problems import Problem
 from prism_prm.lab.world.trees import PERTURBATIONS
 from prism_prm.metrics import threshold_for_tpr
 from prism_prm.report import NO_DATA, percent
 from prism_prm.rl.alarm import PROXY
+from prism_prm.scorer import Scorer
 from prism_prm.search.curves import Curve, best_of, compute_curves
+from prism_prm.search.engine import SearchEngine
 from prism_prm.search.grade_pool import GradedPool, StepScores, grade_pool
+from prism_prm.search.methods import SearchSettings
+from prism_prm.search.tree import SearchResult
 from prism_prm.stats import Interval, over_seeds
+
+if TYPE_CHECKING:
+    from prism_prm.rl.alarm import TrainedPolicy
+
+BASE = "base"
+NATURAL = "natural"
+GUIDED_NS = (4, 16)
+"""Candidates per round of the beam search."""
 
 TPR = 0.9
 AGGREGATORS = ("min", "product")
 """Measured for all PRMs, beside each one's own."""
 NUM_DRAWS = 200
 """Draws per problem for the votes."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Everything one PRM said about the test sets of one seed."""
+
+    aggregator: Choice[str]
+    """How its step scores become those of solutions and beams."""
+    steps: Steps
+    """All test trees; a group per test set."""
+    pool: StepScores
+    """P(right) of the steps of each solution of the pool."""
+    guided: dict[int, list[bool]]
+    """Beam search guided by the PRM: for each n, whether it solved each problem of the pool."""
+    far_steps: Steps | None = None
+    far_pool: StepScores | None = None
+    far_guided: dict[int, list[bool]] | None = None
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """The results of one seed."""
+
+    seed: int
+    world: World
+    prms: dict[str, Path]
+    """Folders of the base PRM and of every arm that was trained."""
+    scored: dict[str, Scored]
+    """What each of them said."""
+    rounds: dict[str, dict[str, Any]]
+    """For every arm the validation of its rounds, as run.json has it."""
+    failed: dict[str, str]
+    """Arms that this world has no data for (a curriculum bin without pairs), and why."""
+    policies: dict[PolicyRun, TrainedPolicy] = field(default_factory=dict)
+    """The curves of the policies that these PRMs rewarded."""
+    rl: Reinforcement | None = None
+
+
+def beam_settings(n: int, aggregator: str, world: WorldSettings) -> SearchSettings:
+    """Beam search with n candidates per round."""
+    sampling = Sampling(temperature=world.temperature, max_step_tokens=8, max_tokens=64)
+    return SearchSettings("beam", n=n, aggregator=aggregator, max_steps=12, seed=world.seed, sampling=sampling)
+
+
+def guided_search(
+    world: World, prm: Path | Scorer, settings: SearchSettings, *, far: bool = False, name: str = "PRM"
+) -> list[bool]:
+    """For each problem of the pool, whether the best solution that the PRM finds with the policy is right."""
+    policy = world.far_policy if far else world.policy
+    problems = [entry.problem.text for entry in read_pool(world.pool(far=far)).problems]
+    outcome = [False] * len(problems)
+    with (
+        contextlib.closing(open_policy(f"hf:{policy}")) as opened,
+        progress(f"{name}: beam search, n = {settings.n}", len(problems)) as advance,
+    ):
+        scorer = load_prm(prm, device="cpu", on_too_long="skip") if isinstance(prm, Path) else prm
+        for found in SearchEngine(opened, scorer, settings, at_once=64).run(problems):
+            if isinstance(found, SearchResult):
+                if found.solutions:
+                    scores = [log_score(one.scores, settings.how) if one.scores else -np.inf for one in found.solutions]
+                    best = found.solutions[int(np.argmax(scores))]
+                    problem = Problem.parse(problems[found.problem], world.settings.modulus)
+                    outcome[found.problem] = solved(problem, best.steps)
+                advance(1)
+    return outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +151,6 @@ def measure_steps(steps: Steps) -> StepNumbers:
     )
 
 
-def measure_pool(result: SeedResult, graded: GradedPool, *, far: bool = False) -> list[Curve]:
-    """Best-of-N and votes of every PRM, on the same draws."""
-    scores = {name: (scored.far_pool if far else scored.pool) or () for name, scored in result.scored.items()}
-    hows = dict.fromkeys([*AGGREGATORS, *(scored.aggregator.value for scored in result.scored.values())])
-    return compute_curves(graded, scores, aggregators=list(hows), num_draws=NUM_DRAWS, seed=result.seed)
-
-
-def grade(result: SeedResult, *, far: bool = False) -> GradedPool:
-    """The pool's answers, found and judged as in any task."""
-    with TaskGrader(methods=("####", "last number")) as grader:
-        return grade_pool(read_pool(result.world.pool(far=far)), grader)
-
-
 def differences(a: Sequence[float], b: Sequence[float]) -> Interval:
     """A minus B, paired by seed."""
     return over_seeds([x - y for x, y in zip(a, b, strict=True)])
@@ -104,14 +175,6 @@ def best_scores(graded: GradedPool, pool: StepScores, aggregator: str, ns: Seque
         scores = np.array([0.0 if steps is None else np.exp(log_score(steps, aggregator)) for steps in some])
         by_problem.append(best_of(scores, scores, ns))
     return [float(value) for value in np.mean(by_problem, axis=0)]
-
-
-def plain(numbers: Mapping[str, StepNumbers]) -> dict[str, Any]:
-    """For metrics.json."""
-    return {
-        name: {"auroc": x.auroc, "fpr": x.fpr, "fnr": x.fnr, "fpr_at_tpr_90": x.fpr_at_tpr}
-        for name, x in numbers.items()
-    }
 
 
 def predicted_best_of_n(
@@ -173,16 +236,16 @@ class Findings:
         return [float(np.mean(by_n[n])) for by_n in outcomes]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[PolicyRun]:
         """The policies that every seed has trained."""
         return [run for run in self.results[0].policies if all(run in result.policies for result in self.results)]
 
     @property
-    def plain_runs(self) -> list[Run]:
+    def plain_runs(self) -> list[PolicyRun]:
         """The runs that the figure and the summary show: GRPO as it is, without a bond to the untrained policy."""
-        return [run for run in self.runs if run == Run(run.prm)]
+        return [run for run in self.runs if run == PolicyRun(run.prm)]
 
-    def of_policy(self, run: Run, measure: str, at: int = -1) -> list[float]:
+    def of_policy(self, run: PolicyRun, measure: str, at: int = -1) -> list[float]:
         """One value per seed: of the last look, or another one."""
         return [result.policies[run].points[at].mean(measure) for result in self.results]
 
@@ -199,15 +262,23 @@ class Findings:
 
 def find(results: Sequence[SeedResult]) -> Findings:
     """Measure everything."""
-    far = results[0].world.far_data is not None
-    steps = [{name: measure_steps(s.steps) for name, s in result.scored.items()} for result in results]
+
+    def measure_pool(result: SeedResult, *, far: bool) -> tuple[GradedPool, list[Curve]]:
+        """The pool's answers judged as in any task, and Best-of-N and votes of every PRM on the same draws."""
+        with TaskGrader(methods=("####", "last number")) as grader:
+            graded = grade_pool(read_pool(result.world.pool(far=far)), grader)
+        scores = {name: (scored.far_pool if far else scored.pool) or () for name, scored in result.scored.items()}
+        hows = dict.fromkeys([*AGGREGATORS, *(scored.aggregator.value for scored in result.scored.values())])
+        return graded, compute_curves(graded, scores, aggregators=list(hows), num_draws=NUM_DRAWS, seed=result.seed)
+
+    far = results if results[0].world.far_data is not None else ()
+    steps = [{name: measure_steps(one.steps) for name, one in result.scored.items()} for result in results]
     far_steps = [
-        {name: measure_steps(s.far_steps) for name, s in result.scored.items() if s.far_steps is not None}
-        for result in (results if far else ())
+        {name: measure_steps(one.far_steps) for name, one in result.scored.items() if one.far_steps is not None}
+        for result in far
     ]
-    graded = [grade(result) for result in results]
-    curves = [measure_pool(result, pool) for result, pool in zip(results, graded, strict=True)]
-    far_curves = [measure_pool(result, grade(result, far=True), far=True) for result in results] if far else []
+    graded, curves = zip(*(measure_pool(result, far=False) for result in results), strict=True)
+    far_curves = [measure_pool(result, far=True)[1] for result in far]
     return Findings(results, steps, curves, far_steps, far_curves, graded)
 
 

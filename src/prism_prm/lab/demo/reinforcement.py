@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prism_prm.console import progress
 from prism_prm.job import content_key
-from prism_prm.lab.world.build import World, unseen_problems
-from prism_prm.lab.world.oracle import judge, solved
+from prism_prm.lab.world.build import FORMAT, World, unseen_problems
+from prism_prm.lab.world.oracle import OracleScorer, judge, solved
+from prism_prm.lab.world.policy import prompt_of
 from prism_prm.lab.world.problems import ANSWER_MARK, Problem
-from prism_prm.lab.world.scorer import OracleScorer
-from prism_prm.lab.world.settings import FORMAT
-from prism_prm.lab.world.tokens import prompt_of
 
 if TYPE_CHECKING:
     from prism_prm.rl.alarm import TrainedPolicy
@@ -32,6 +30,7 @@ T = TypeVar("T")
 ORACLE = "oracle"
 ANSWER, STEPS = "answer", "steps"
 """The two measures of truth: the answer is right; and so is every step."""
+SKIPPED = "Reinforcement learning was skipped: it needs TRL. Install it with: pip install 'prism-prm[rl]'"
 AT_ONCE = 2
 """Policies that are trained side by side, one thread each: more threads gain nothing on models this small."""
 STREAM = 6
@@ -49,9 +48,9 @@ class Reinforcement:
     """Solutions per problem: a group."""
     lr: float = 1e-3
     held_out: int = 200
-    """Problems that the policy is watched on."""
+    """Problems that the policy is monitored on."""
     every: int = 5
-    """Updates between two looks."""
+    """Updates between two measurements."""
     credits: tuple[str, ...] = ("outcome",)
     betas: tuple[float, ...] = (0.0,)
     """Weights of the divergence from the untrained policy in the loss."""
@@ -67,7 +66,7 @@ class Reinforcement:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PolicyRun:
     """One policy: whose scores reward it, and how."""
 
     prm: str
@@ -82,27 +81,20 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Job:
+class PolicyTraining:
     """All that the process which trains a policy needs to know."""
 
-    run: Run
-    policy: Path
+    run: PolicyRun
+    world: World
     prm: Path | OracleScorer
-    modulus: int
     settings: Reinforcement
     train: Sequence[Row]
     held_out: Sequence[Row]
-    seed: int
     out: Path
 
 
-def runs_of(prms: Sequence[str], settings: Reinforcement) -> list[Run]:
-    """Every PRM and the oracle, with every credit and weight; the oracle last, since it is the fastest."""
-    return [Run(prm, credit, beta) for beta in settings.betas for credit in settings.credits for prm in (*prms, ORACLE)]
-
-
 class OracleGold:
-    """The oracle as who says what is true."""
+    """Says what is true, by the oracle."""
 
     def __init__(self, modulus: int) -> None:
         self.modulus = modulus
@@ -124,39 +116,37 @@ class OracleGold:
 
 
 def rl_problems(world: World, settings: Reinforcement) -> tuple[list[Problem], list[Problem]]:
-    """(to train on, to be watched on): no model of the world has seen any of them, and none is in both."""
+    """(to train on, to be monitored on): no model of the world has seen any of them, and none is in both."""
     count = settings.updates * settings.prompts
     drawn = unseen_problems(world, count + settings.held_out, STREAM)
     return drawn[:count], drawn[count:]
 
 
-def jobs_of(
-    world: World, prms: Mapping[str, Path | OracleScorer], runs: Sequence[Run], settings: Reinforcement, folder: Path
-) -> list[Job]:
-    """A job per run, whose PRM is found in `prms`; a folder is named by what its policy comes from."""
-    train, held_out = ([_row(problem) for problem in some] for some in rl_problems(world, settings))
-    seed = world.settings.seed
-    jobs = []
+def policy_trainings(
+    world: World,
+    prms: Mapping[str, Path | OracleScorer],
+    runs: Sequence[PolicyRun],
+    settings: Reinforcement,
+    folder: Path,
+) -> list[PolicyTraining]:
+    """One per run, whose PRM is found in `prms`; its folder is named by what the policy comes from."""
+    train, held_out = (
+        [{"prompt": prompt_of(problem.text), "problem": problem.text, "answer": problem.answer} for problem in some]
+        for some in rl_problems(world, settings)
+    )
+    trainings = []
     for run in runs:
         prm = prms[run.prm]
         # Of a PRM the key of its recipe, and the round.
         comes_from = f"{prm.parents[1].name}/{prm.name}" if isinstance(prm, Path) else prm.identity()
-        trainer = settings.trainer(run.beta, seed)
+        trainer = settings.trainer(run.beta, world.settings.seed)
         key = content_key(FORMAT, world.policy.parent.name, comes_from, run, trainer, settings.held_out, settings.every)
-        jobs.append(
-            Job(
-                run, world.policy, prm, world.settings.modulus, settings, train, held_out, seed,
-                folder / f"{run.name}-{key}",
-            )
-        )  # fmt: skip
-    return jobs
+        out = folder / f"{run.name}-{key}"
+        trainings.append(PolicyTraining(run, world, prm, settings, train, held_out, out))
+    return trainings
 
 
-def _row(problem: Problem) -> dict[str, Any]:
-    return {"prompt": prompt_of(problem.text), "problem": problem.text, "answer": problem.answer}
-
-
-def train_job(job: Job) -> None:
+def train_policy(one: PolicyTraining) -> None:
     """Train one policy, in whatever process."""
     import torch
 
@@ -166,33 +156,33 @@ def train_job(job: Job) -> None:
     from prism_prm.rl.trainer import train_with_reward
 
     torch.set_num_threads(1)
-    prm = load_prm(job.prm, device="cpu", on_too_long="skip") if isinstance(job.prm, Path) else job.prm
+    prm = load_prm(one.prm, device="cpu", on_too_long="skip") if isinstance(one.prm, Path) else one.prm
+    world = one.world.settings
     train_with_reward(
-        job.policy, PRMReward(prm, "min"), train=job.train, held_out=job.held_out, gold=OracleGold(job.modulus),
-        out=job.out, trainer=job.settings.trainer(job.run.beta, job.seed), credit=job.run.credit,
-        monitor=MonitorSettings(every=job.settings.every, votes=8), identity=prm.identity(),
+        one.world.policy, PRMReward(prm, "min"), train=one.train, held_out=one.held_out,
+        gold=OracleGold(world.modulus), out=one.out, trainer=one.settings.trainer(one.run.beta, world.seed),
+        credit=one.run.credit, monitor=MonitorSettings(every=one.settings.every, votes=8), identity=prm.identity(),
     )  # fmt: skip
 
 
-def train_policies(jobs: Sequence[Job]) -> dict[Run, TrainedPolicy]:
-    """Train what is not trained yet, some side by side; gives what became of each. Jobs must have different runs."""
+def train_policies(trainings: Sequence[PolicyTraining]) -> dict[PolicyRun, TrainedPolicy]:
+    """Train what is not trained yet, some side by side; gives the curve of each. Runs must differ."""
     from prism_prm.rl.alarm import read_run_file, read_trained_policy
 
-    side_by_side(
-        "policies trained by TRL", train_job, [job for job in jobs if not read_run_file(job.out).get("finished")]
-    )
-    return {job.run: read_trained_policy(job.out) for job in jobs}
+    todo = [one for one in trainings if not read_run_file(one.out).get("finished")]
+    side_by_side("policies trained by TRL", train_policy, todo)
+    return {one.run: read_trained_policy(one.out) for one in trainings}
 
 
-def side_by_side(title: str, do: Callable[[T], object], jobs: Sequence[T]) -> None:
-    """Do some jobs at a time, each in a process."""
-    if not jobs:
+def side_by_side(title: str, act: Callable[[T], object], items: Sequence[T]) -> None:
+    """Do some items at a time, each in a process."""
+    if not items:
         return
-    workers = min(AT_ONCE, os.cpu_count() or 1, len(jobs))
+    workers = min(AT_ONCE, os.cpu_count() or 1, len(items))
     with (
-        progress(title, len(jobs)) as advance,
+        progress(title, len(items)) as advance,
         ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
     ):
-        for done in as_completed([pool.submit(do, job) for job in jobs]):
+        for done in as_completed([pool.submit(act, item) for item in items]):
             done.result()
             advance(1)

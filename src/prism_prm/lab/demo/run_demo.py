@@ -1,31 +1,56 @@
-"""`run_demo`: the whole pipeline in a small world, from nothing to a report, as `prism demo` runs it."""
+"""`run_demo`: the whole pipeline in a small world, from nothing to a report, as `prism demo` runs it.
+
+world → base PRM → arms → scores → policies → report
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from prism_prm.console import say
-from prism_prm.job import Job
+from prism_prm.aggregate import card_values, choose_aggregator
+from prism_prm.backends.load_prm import init_prm, load_prm
+from prism_prm.config import from_mapping
+from prism_prm.console import prefixed, progress, say
+from prism_prm.data.pools import read_pool
+from prism_prm.data.tables import iter_trees
+from prism_prm.errors import DataError
+from prism_prm.evaluate.benchmarks import Item
+from prism_prm.evaluate.measure import Steps
+from prism_prm.evaluate.score_files import collect_steps
+from prism_prm.job import Job, content_key, stoppable
 from prism_prm.lab.demo.asymmetry import AsymmetryMap, MapSettings
-from prism_prm.lab.demo.findings import Findings, find
-from prism_prm.lab.demo.policies import SKIPPED
-from prism_prm.lab.demo.presets import demo_settings
+from prism_prm.lab.demo.findings import (
+    BASE,
+    GUIDED_NS,
+    NATURAL,
+    Findings,
+    Scored,
+    SeedResult,
+    beam_settings,
+    find,
+    guided_search,
+)
+from prism_prm.lab.demo.reinforcement import ORACLE, SKIPPED, PolicyRun, policy_trainings, train_policies
 from prism_prm.lab.demo.report import make_report
-from prism_prm.lab.demo.stages import SeedResult, SeedRun
+from prism_prm.lab.demo.settings import ARMS, DemoSettings, base_recipe, demo_settings
+from prism_prm.lab.world.build import FORMAT, World, build_world
+from prism_prm.lab.world.oracle import OracleScorer
+from prism_prm.lab.world.policy import PRM_SETTINGS
+from prism_prm.lab.world.trees import PERTURBATIONS
 from prism_prm.models.load_lm import quiet_transformers
-from prism_prm.report import Report
+from prism_prm.search.grade_pool import scores_by_prm
+from prism_prm.store import Request, ScoreStore
+from prism_prm.train.recipe import Recipe
+from prism_prm.train.train_prm import train_prm
 
 
 def run_demo(
-    out: str | Path,
-    *,
-    seeds: int = 1,
-    first_seed: int = 0,
-    full: bool = False,
-    quick: bool = False,
+    out: str | Path, *, seeds: int = 1, first_seed: int = 0, full: bool = False, quick: bool = False
 ) -> Findings:
     """Train a policy, a biased base PRM and PRISM in a world where every step's truth is known, and compare them.
 
@@ -49,32 +74,100 @@ def run_demo(
         results = []
         for seed in range(first_seed, first_seed + seeds):
             say(f"Seed {seed}")
-            results.append(SeedRun(settings, seed, out).go())
-        found = find(results)
+            results.append(run_seed(settings, seed, out))
+        found, first = find(results), results[0]
         flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
         command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
         report = make_report(found, command, quick=quick)
         if full:
-            _add_map(report, results[0], out, quick=quick)
+            on_map = MapSettings(rates=(0.0, 0.3), updates=2) if quick else MapSettings()
+            asymmetry = AsymmetryMap(first.world, out / f"seed-{first.seed}" / "map", on_map)
+            asymmetry.measure()
+            asymmetry.add_to(report)
         report.write(out)
-        _link(out, results[0])
+        # Short names for what people use afterwards.
+        links = {"data": first.world.data, "policy": first.world.policy}
+        links |= {f"prms/{name}": folder for name, folder in first.prms.items()}
+        for name, target in links.items():
+            link = out / name
+            link.parent.mkdir(exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(os.path.relpath(target, link.parent))
     return found
 
 
-def _add_map(report: Report, result: SeedResult, out: Path, *, quick: bool) -> None:
-    """The asymmetry map of the first world."""
-    settings = MapSettings(rates=(0.0, 0.3), updates=2) if quick else MapSettings()
-    asymmetry = AsymmetryMap(result.world, out / f"seed-{result.seed}" / "map", settings)
-    asymmetry.measure()
-    asymmetry.add_to(report)
+def run_seed(settings: DemoSettings, seed: int, out: Path) -> SeedResult:
+    """One world, from nothing to all that is measured in it; what is done already is not done again."""
+    with Job(out / f"seed-{seed}") as job, stoppable(lambda: f"seed {seed}"):
+        world = build_world(replace(settings.world, seed=seed), out / "world", far=settings.far)
+
+        # The base PRM starts as the backbone with a fresh head.
+        fresh = job.out / f"fresh-{world.backbone.parent.name}"
+        if not fresh.exists():
+            init_prm(world.backbone, family="qwen", settings=PRM_SETTINGS, seed=seed, device="cpu").save(fresh)
+        base, _ = train_by_recipe(job, BASE, base_recipe(world.trees(BASE), fresh, settings.base, seed))
+        prms, scored = {BASE: base}, {BASE: score(job, BASE, base, world)}
+
+        rounds: dict[str, dict[str, Any]] = {}
+        failed: dict[str, str] = {}
+        for name in settings.names:
+            recipe = ARMS[name].recipe(world.trees(ARMS[name].trees), base, settings.arms, seed)
+            try:
+                prms[name], rounds[name] = train_by_recipe(job, name, recipe)
+            except DataError as error:
+                failed[name] = str(error)
+                say(f"{name}: not trained. {error}")
+                continue
+            scored[name] = score(job, name, prms[name], world)
+
+        policies = {}
+        if rl := settings.rl:
+            rewards = [*(name for name in prms if name == BASE or not ARMS[name].full), ORACLE]
+            runs = [PolicyRun(reward, credit, beta) for beta in rl.betas for credit in rl.credits for reward in rewards]
+            scorers: dict[str, Path | OracleScorer] = {**prms, ORACLE: OracleScorer(world.settings.modulus)}
+            policies = train_policies(policy_trainings(world, scorers, runs, rl, job.out / "policies"))
+        return SeedResult(seed, world, prms, scored, rounds, failed, policies, settings.rl)
 
 
-def _link(out: Path, result: SeedResult) -> None:
-    """Short names for what people use afterwards: `data`, `policy` and `prms/base` in the demo's folder."""
-    targets = {"data": result.world.pool().parent, "policy": result.world.policy}
-    targets |= {f"prms/{name}": folder for name, folder in result.prms.items()}
-    for name, target in targets.items():
-        link = out / name
-        link.parent.mkdir(exist_ok=True)
-        link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(target, link.parent))
+def train_by_recipe(job: Job, name: str, recipe: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """Train a PRM; gives the folder of the best round, and the validation of all rounds."""
+    from accelerate import Accelerator
+
+    folder = job.out / f"{name}-{content_key(FORMAT, recipe)}"
+    with prefixed(name), stoppable(lambda: f"of {name}"):
+        finished = train_prm(from_mapping(Recipe, recipe), folder, accelerator=Accelerator(cpu=True))
+    return Path(finished["best"]), finished["rounds"]
+
+
+def score(job: Job, name: str, prm: Path, world: World) -> Scored:
+    """Score the test trees and the pools, and search with the PRM."""
+    scorer = load_prm(prm, device="cpu")
+    how = choose_aggregator(None, card_values(scorer))
+    store = ScoreStore(job.out / "scores", scorer)
+    found: list[Any] = []
+    for far in (False, True) if world.far_data else (False,):
+        found.append(score_test_trees(store, name, world, far=far))
+        pool = read_pool(world.pool(far=far))
+        with progress(f"{name}: scoring solutions", len(pool.trees())) as advance:
+            found.append(scores_by_prm(store, pool, advance=advance))
+        solved_by_n = {}
+        for n in GUIDED_NS:
+            beam = beam_settings(n, how.value, world.settings)
+            solved_by_n[n] = job.once(
+                f"guided/{'far-' * far}{name}-beam-{n}", partial(guided_search, world, prm, beam, far=far, name=name),
+                format=FORMAT, prm=store.identity, data=world.pool(far=far).parent.name, settings=beam,
+            )  # fmt: skip
+        found.append(solved_by_n)
+    return Scored(how, *found)
+
+
+def score_test_trees(store: ScoreStore, name: str, world: World, *, far: bool = False) -> Steps:
+    """The scores of all test trees, a group per test set."""
+    items = [
+        Item(tree, group, tree.problem)
+        for group in (NATURAL, *PERTURBATIONS)
+        for tree in iter_trees(world.trees(group, far=far))
+    ]
+    with progress(f"{name}: scoring steps", len(items)) as advance:
+        scores = store.score([Request.all_of(item.tree) for item in items], advance=advance)
+    return collect_steps(items, [found.probability for found in scores], None)

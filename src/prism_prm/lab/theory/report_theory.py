@@ -82,7 +82,7 @@ def report_theory(
         True
     """
     from prism_prm.evaluate.compare import load_run  # these take a second, which `prism theory --help` need not wait
-    from prism_prm.lab.theory.roc_dominance import add_runs
+    from prism_prm.lab.theory.dominance import add_runs
     from prism_prm.lab.theory.scored_pool import add_pool
 
     settings = settings or VerifierSettings()

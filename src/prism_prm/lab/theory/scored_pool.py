@@ -11,7 +11,6 @@ import numpy as np
 from prism_prm.aggregate import (
     CardValues,
     Choice,
-    check_aggregator,
     choose_aggregator,
     choose_threshold,
     solution_score,
@@ -24,7 +23,7 @@ from prism_prm.lab.theory import closed_forms
 from prism_prm.metrics import ratio
 from prism_prm.report import STYLES, Report, draw_curve, finish, percent
 from prism_prm.search.curves import best_of, default_ns
-from prism_prm.search.grade_pool import GradedPool, check_measured, grade_pool, scores_in_pool, scores_in_table
+from prism_prm.search.grade_pool import check_measured, grade_pool, scores_in_pool, scores_in_table
 from prism_prm.stats import Interval, cluster_draws, interval, mean_interval, resampled_sums
 
 
@@ -69,19 +68,6 @@ class PoolPrediction:
     """Best-of-N by the verdict, ties broken at random: exact expectation over draws from the pool."""
     measured_by_score: tuple[Interval, ...]
     """Best-of-N by the score itself."""
-
-
-def judge_pool(graded: GradedPool, scores: Sequence[Floats | None], aggregator: str) -> JudgedPool:
-    """Put grades and solution scores together."""
-    check_aggregator(aggregator)
-    values = np.array([0.0 if steps is None else solution_score(steps, aggregator) for steps in scores])
-    ends = np.cumsum([len(entry.solutions) for entry in graded.pool.problems])
-    known = [i for i in graded.measured if graded.grades[i]]
-    split, unscored = np.split(values, ends[:-1]), np.split([steps is None for steps in scores], ends[:-1])
-    return JudgedPool(
-        tuple(graded.correct(i) for i in known), tuple(split[i] for i in known),
-        sum(int(unscored[i].sum()) for i in known), len(graded.measured) - len(known), graded.num_unmeasured,
-    )  # fmt: skip
 
 
 def predict(
@@ -139,21 +125,24 @@ def add_pool(
     if scores is not None:
         from prism_prm.evaluate.score_files import card_of_scores
 
-        found, card = scores_in_table(scores, pool), card_of_scores(scores)
-    elif (own := scores_in_pool(pool)) is not None:
-        found = own
+        step_scores, card = scores_in_table(scores, pool), card_of_scores(scores)
+    elif (in_pool := scores_in_pool(pool)) is not None:
+        step_scores = in_pool
     else:
         raise ConfigError("the pool has no scores; give --scores (`prism rerank --prm` keeps them in its folder)")
     with TaskGrader() as grader:
         graded = grade_pool(pool, grader)
     check_measured(graded)
     how, above = choose_aggregator(aggregator, card), choose_threshold(threshold, card)
-    judged = judge_pool(graded, found, how.value)
-    add_prediction(report, predict(judged, default_ns(graded), aggregator=how, threshold=above, seed=seed))
-
-
-def add_prediction(report: Report, found: PoolPrediction) -> None:
-    """The section on a pool."""
+    values = np.array([0.0 if steps is None else solution_score(steps, how.value) for steps in step_scores])
+    ends = np.cumsum([len(entry.solutions) for entry in pool.problems])[:-1]
+    own, unscored_in = np.split(values, ends), np.split([steps is None for steps in step_scores], ends)
+    known = [i for i in graded.measured if graded.grades[i]]
+    judged = JudgedPool(
+        tuple(graded.correct(i) for i in known), tuple(own[i] for i in known),
+        sum(int(unscored_in[i].sum()) for i in known), len(graded.measured) - len(known), graded.num_unmeasured,
+    )  # fmt: skip
+    found = predict(judged, default_ns(graded), aggregator=how, threshold=above, seed=seed)
     unscored = f" ({found.num_unscored:,} have no score and count as rejected)" if found.num_unscored else ""
     empty = f" ({found.num_empty:,} more have no solution and are left out)" if found.num_empty else ""
     empty += f" ({found.num_unmeasured:,} without a reference answer are left out)" if found.num_unmeasured else ""
@@ -172,8 +161,8 @@ if the {found.aggregator.value} ({found.aggregator.origin}) of its step scores i
 problems; its error shows how much they depend on the problem. Its limit is {percent(found.ceiling)} %.
 """)
     rows = [
-        [str(n), percent(own), percent(real), percent(one), percent(by_score)]
-        for n, own, real, one, by_score in zip(
+        [str(n), percent(each_p), percent(real), percent(one_p), percent(by_score)]
+        for n, each_p, real, one_p, by_score in zip(
             found.ns, found.predicted, found.measured, found.predicted_one_p, found.measured_by_score, strict=True
         )
     ]

@@ -1,7 +1,11 @@
-"""A tiny Qwen2 policy, trained from scratch on right solutions with ordinary causal language modelling.
+"""A tiny Qwen2 policy: its tokenizer, and its training from scratch on right solutions by causal language modeling.
 
-The policy is taken as soon as a stated share of its steps is right: by then it has learned the form of a solution, and
-not yet all of the arithmetic, so its errors are natural ones. Training continues for the backbone that PRMs start from.
+- The tokenizer is a real `Qwen2Tokenizer` with the special tokens of the Qwen2.5-Math-PRM family. A number, an
+  operation (`+6`) and a result (`=3`) are one token each, so a step is three tokens and a separator. They are added
+  tokens, since Qwen2's own rules cut every digit off, and transformers applies those rules to any tokenizer that stands
+  beside a Qwen2 model.
+- The policy is taken as soon as a stated share of its steps is right: by then it has learned the form of a solution,
+  and not yet all of the arithmetic, so its errors are natural ones. Training continues for the backbone of PRMs.
 """
 
 from __future__ import annotations
@@ -14,11 +18,68 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from prism_prm.errors import ModelError
-from prism_prm.lab.world.problems import Problem, ProblemSettings, draw_problem
-from prism_prm.lab.world.tokens import STEP_END, STEP_SEPARATOR, prompt_of, solution_text
+from prism_prm.lab.world.problems import ANSWER_MARK, OPERATORS, Problem, ProblemSettings, draw_problem
+
+STEP_END = "\n\n"
+"""What the policy writes between steps."""
+PAD, UNKNOWN, TURN_START, TURN_END = "<|endoftext|>", "<unk>", "<|im_start|>", "<|im_end|>"
+STEP_SEPARATOR = "<extra_0>"
+"""Where a PRM of the qwen family is read: after each step."""
+SPECIALS = (PAD, UNKNOWN, TURN_START, TURN_END, STEP_SEPARATOR)
+FRAME = ("user\n", "assistant\n", "\n")
+"""What the chat template writes around a problem, and no solution holds."""
+LONE_MARK = ANSWER_MARK.strip()
+"""What is left of an answer mark without a number when a text is cut into steps: a PRM must be able to read it."""
+UNDRAWN = (*FRAME, LONE_MARK)
+"""Words that a policy does not write."""
+LAYOUT = (*UNDRAWN, STEP_END, ANSWER_MARK)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""Qwen's, without a system turn: it would say the same before every problem."""
+
+
+def make_tokenizer(modulus: int) -> Any:
+    """The tokenizer of all problems modulo `modulus`."""
+    numbers = range(modulus)
+    words = [
+        *LAYOUT, *map(str, numbers), *(f"={n}" for n in numbers),
+        *(f"{operator}{n}" for operator in OPERATORS for n in numbers),
+    ]  # fmt: skip
+    vocabulary = {token: i for i, token in enumerate(SPECIALS)}
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocabulary,
+        merges=[],
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        eos_token=TURN_END,
+        extra_special_tokens=[TURN_START, STEP_SEPARATOR],
+        chat_template=CHAT_TEMPLATE,
+    )
+    tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in words])
+    return tokenizer
+
+
+def prompt_of(problem: str) -> str:
+    """What stands before the first step: the chat template with the problem as its only turn."""
+    return f"{TURN_START}user\n{problem}{TURN_END}\n{TURN_START}assistant\n"
+
+
+PRM_SETTINGS = {"system": ""}
+"""Settings of the qwen family under which a PRM reads the same prompt."""
+
+
+def solution_text(steps: list[str]) -> str:
+    """A whole solution as the policy writes it."""
+    return STEP_END.join(steps) + TURN_END
+
 
 # Shapes: B rows of a batch, S tokens of a row, V tokens of the vocabulary.
 
@@ -27,7 +88,7 @@ CHECK_EVERY = 5
 
 
 @dataclass(frozen=True, slots=True)
-class PolicySettings:
+class TinyPolicySettings:
     """Size and training of a policy; with the problems it learns from they fix its weights."""
 
     layers: int = 3
@@ -57,7 +118,7 @@ class PolicySettings:
         return int(100 * self.targets[-1])
 
 
-def make_model(settings: PolicySettings, tokenizer: Any, max_tokens: int) -> Any:
+def make_model(settings: TinyPolicySettings, tokenizer: Any, max_tokens: int) -> Any:
     """A Qwen2 with random weights."""
     torch.manual_seed(settings.seed)
     config = Qwen2Config(
@@ -113,20 +174,20 @@ HELD_OUT = 200
 """Problems by which the share of right steps is measured."""
 
 
-def pretraining_problems(settings: PolicySettings, problems: ProblemSettings) -> Iterator[Problem]:
+def pretraining_problems(settings: TinyPolicySettings, problems: ProblemSettings) -> Iterator[Problem]:
     """What a policy is shown, without end: the problems that it is measured by, then batch after batch."""
     rng = np.random.default_rng([settings.seed, 1])
     while True:
         yield draw_problem(problems, rng)
 
 
-def shown_problems(settings: PolicySettings, problems: ProblemSettings, updates: int) -> Iterator[Problem]:
+def shown_problems(settings: TinyPolicySettings, problems: ProblemSettings, updates: int) -> Iterator[Problem]:
     """The problems that a training run of this many updates has seen."""
     return islice(pretraining_problems(settings, problems), HELD_OUT + updates * settings.batch)
 
 
 def train_policy(
-    settings: PolicySettings,
+    settings: TinyPolicySettings,
     problems: ProblemSettings,
     tokenizer: Any,
     *,
@@ -144,6 +205,7 @@ def train_policy(
         model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.98)
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / settings.warmup))
+    end, separator = tokenizer.convert_tokens_to_ids([STEP_END, STEP_SEPARATOR])
     share, reached = 0.0, 0
     taken: list[Any] = []
     for update in range(1, settings.max_updates + 1):
@@ -160,19 +222,13 @@ def train_policy(
             reached = now
             while len(taken) < 2 and share >= settings.targets[len(taken)]:
                 taken.append(copy.deepcopy(model).eval())
-                _start_separator(taken[-1], tokenizer)
+                # The PRM's separator starts as what the policy writes between steps: a PRM made of this policy reads
+                # there. Only as it is read: as an output it would be sampled half of the time.
+                embeddings = taken[-1].get_input_embeddings().weight.data
+                embeddings[separator] = embeddings[end]
             if len(taken) == 2:
                 return taken[0], taken[1], update
     raise ModelError(
         f"The policy takes {share:.0%} of the steps right after {settings.max_updates} updates, not "
         f"the {settings.targets[len(taken)]:.0%} asked for. Raise max_updates, lower the target, or ease the problems."
     )
-
-
-def _start_separator(model: Any, tokenizer: Any) -> None:
-    """Let the PRM's separator start as what the policy writes between steps: a PRM made of this policy reads there."""
-    end, separator = tokenizer.convert_tokens_to_ids([STEP_END, STEP_SEPARATOR])
-    with torch.no_grad():
-        # Only as it is read: as an output it would be sampled half of the time.
-        embeddings = model.get_input_embeddings().weight
-        embeddings[separator] = embeddings[end]

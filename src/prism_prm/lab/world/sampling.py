@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from prism_prm.lab.world.tokens import STEP_END, UNDRAWN, prompt_of
+from prism_prm.lab.world.policy import STEP_END, UNDRAWN, prompt_of
 
 # Shapes: B rows of a batch, S tokens of a row, V tokens of the vocabulary.
 
@@ -55,6 +55,7 @@ def sample_inside(
     """
     width = max(map(len, texts)) + 1
     ids_BS = torch.tensor([[*text, *[model.config.pad_token_id] * (width - len(text))] for text in texts])
+    stop = torch.tensor(list(chance.stop))
     cache = DynamicCache(config=model.config)
     logits_BSV = model(input_ids=ids_BS, past_key_values=cache).logits
     lengths_B = torch.tensor([len(text) for text in texts])
@@ -68,7 +69,7 @@ def sample_inside(
         at_R = start_R[follow_R] + drawn
         next_R = chance.draw(logits_BSV[owner_R[follow_R], at_R - 1])
         same_R = (next_R == ids_BS[owner_R[follow_R], at_R]) & (at_R < lengths_B[owner_R[follow_R]])
-        ended_R = torch.isin(next_R, torch.tensor(list(chance.stop)))
+        ended_R = torch.isin(next_R, stop)
         for row, token in zip(follow_R.tolist(), next_R.tolist(), strict=True):
             written[row].append(token)
         left += follow_R[~same_R & ~ended_R].tolist()
@@ -76,33 +77,29 @@ def sample_inside(
         if not len(follow_R):
             break
     if left:
-        _continue(model, cache, owner_R[left], start_R[left], [written[row] for row in left], chance)
+        # The rest continues with what its text has in the cache; the last token written is the first that it has not.
+        rest = [written[row] for row in left]
+        cache.batch_select_indices(owner_R[left])
+        position_B = start_R[left] + torch.tensor([len(row) - 1 for row in rest])
+        mask_BS = (torch.arange(cache.get_seq_length()) < position_B[:, None]).long()
+        next_B = torch.tensor([row[-1] for row in rest])
+        running_B = torch.tensor([len(row) < chance.max_new_tokens for row in rest])
+        while running_B.any():
+            mask_BS = torch.cat([mask_BS, torch.ones_like(next_B)[:, None]], dim=1)
+            logits_BV = model(
+                input_ids=next_B[:, None],
+                attention_mask=mask_BS,
+                position_ids=position_B[:, None],
+                past_key_values=cache,
+            ).logits[:, -1]
+            position_B = position_B + 1
+            next_B = chance.draw(logits_BV)
+            for row in running_B.nonzero()[:, 0].tolist():
+                rest[row].append(int(next_B[row]))
+            full_B = torch.tensor([len(row) >= chance.max_new_tokens for row in rest])
+            running_B &= ~torch.isin(next_B, stop) & ~full_B
     found = iter(written)
     return [[[next(found) for _ in range(copies)] for _ in some] for some in ends]
-
-
-def _continue(
-    model: Any, cache: Any, owner_B: torch.Tensor, start_B: torch.Tensor, written: list[list[int]], chance: Chance
-) -> None:
-    """Continue rows whose last token is not in the cache yet, adding to `written`; what does not count is masked."""
-    cache.batch_select_indices(owner_B)
-    # The last token written is the first that the text does not have.
-    position_B = start_B + torch.tensor([len(row) - 1 for row in written])
-    mask_BS = (torch.arange(cache.get_seq_length()) < position_B[:, None]).long()
-    next_B = torch.tensor([row[-1] for row in written])
-    stop = torch.tensor(list(chance.stop))
-    running_B = torch.tensor([len(row) < chance.max_new_tokens for row in written])
-    while running_B.any():
-        mask_BS = torch.cat([mask_BS, torch.ones_like(next_B)[:, None]], dim=1)
-        logits_BV = model(
-            input_ids=next_B[:, None], attention_mask=mask_BS, position_ids=position_B[:, None], past_key_values=cache
-        ).logits[:, -1]
-        position_B = position_B + 1
-        next_B = chance.draw(logits_BV)
-        for row in running_B.nonzero()[:, 0].tolist():
-            written[row].append(int(next_B[row]))
-        full_B = torch.tensor([len(row) >= chance.max_new_tokens for row in written])
-        running_B &= ~torch.isin(next_B, stop) & ~full_B
 
 
 def _chunks(lengths: Sequence[int], rows: Sequence[int], batch: int) -> Iterator[list[int]]:

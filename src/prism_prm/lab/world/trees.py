@@ -8,7 +8,7 @@ for it ("human") where it did not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -69,7 +69,7 @@ def sample_trees(
 
 
 def let_errors_pass(trees: Sequence[StepTree], share: float, evenness: float, seed: int) -> list[StepTree]:
-    """The same trees as a lenient labeller sees them, who lets a share of the wrong steps pass as right.
+    """The same trees as a lenient labeler sees them, who lets a share of the wrong steps pass as right.
 
     Some errors are easier to miss than others: each kind of step has a chance to pass of its own, the same wherever it
     occurs, from a Beta distribution with mean `share`. Towards infinite `evenness` all have the same chance; towards 0
@@ -95,52 +95,35 @@ def let_errors_pass(trees: Sequence[StepTree], share: float, evenness: float, se
     return noisy
 
 
-Proposal = Callable[[Problem, int, np.random.Generator], str]
-"""A candidate for an error at a position of the right solution; the oracle says whether it is one."""
+PERTURBATIONS: tuple[Verdict, ...] = (
+    "counterfactual", "contradiction", "skipped", "premature", "redundant", "circular", "missing_premise",
+)  # fmt: skip
+"""The classes of errors that can be injected."""
 TRIES = 50
 
 
-def _worked_out(problem: Problem, value: int, operation: Operation) -> str:
+def _propose(kind: Verdict, problem: Problem, at: int, rng: np.random.Generator) -> str:
+    """A candidate for an error at a position of the right solution; the oracle says whether it is one."""
+    solution, value, operations = problem.solution(), problem.values()[at], problem.operations
+    operation = operations[at]
+    match kind:
+        case "counterfactual":  # the right operation with another result
+            return f"{solution[at].rpartition('=')[0]}={rng.integers(problem.modulus)}"
+        case "premature":  # a later step of the right solution, word for word; the answer is one of them
+            return solution[int(rng.integers(at + 1, len(operations) + 1))]
+        case "redundant":  # an earlier step, word for word
+            return solution[int(rng.integers(at))]
+        case "contradiction":  # the right operation on another value
+            value = int(rng.integers(problem.modulus))
+        case "skipped":  # an operation from further on, on the present value
+            operation = operations[int(rng.integers(at + 1, len(operations)))]
+        case "circular":  # the last operation undone
+            last = operations[at - 1]
+            operation = Operation(UNDO.get(last.operator, last.operator), last.operand)
+        case "missing_premise":  # an operation that is not in the problem
+            operator = list(OPERATORS)[int(rng.integers(len(OPERATORS)))]
+            operation = Operation(operator, int(rng.integers(1, problem.modulus)))
     return f"{value}{operation}={operation.apply(value, problem.modulus)}"
-
-
-def _skipped(problem: Problem, at: int, rng: np.random.Generator) -> str:
-    """An operation from further on, on the present value."""
-    later = int(rng.integers(at + 1, len(problem.operations)))
-    return _worked_out(problem, problem.values()[at], problem.operations[later])
-
-
-def _circular(problem: Problem, at: int, rng: np.random.Generator) -> str:  # noqa: ARG001
-    """The last operation undone."""
-    last = problem.operations[at - 1]
-    undo = Operation(UNDO.get(last.operator, last.operator), last.operand)
-    return _worked_out(problem, problem.values()[at], undo)
-
-
-def _missing_premise(problem: Problem, at: int, rng: np.random.Generator) -> str:
-    """An operation that is not in the problem, worked out rightly on the present value."""
-    operator = list(OPERATORS)[int(rng.integers(len(OPERATORS)))]
-    return _worked_out(problem, problem.values()[at], Operation(operator, int(rng.integers(1, problem.modulus))))
-
-
-PERTURBATIONS: dict[Verdict, Proposal] = {
-    # The right operation with another result.
-    "counterfactual": lambda problem, at, rng: (
-        f"{problem.solution()[at].rpartition('=')[0]}={rng.integers(problem.modulus)}"
-    ),
-    # The right operation on another value, worked out rightly.
-    "contradiction": lambda problem, at, rng: _worked_out(
-        problem, int(rng.integers(problem.modulus)), problem.operations[at]
-    ),
-    "skipped": _skipped,
-    # A later step of the right solution, word for word; the answer is one of them.
-    "premature": lambda problem, at, rng: problem.solution()[int(rng.integers(at + 1, len(problem.operations) + 1))],
-    # An earlier step, word for word.
-    "redundant": lambda problem, at, rng: problem.solution()[int(rng.integers(at))],
-    "circular": _circular,
-    "missing_premise": _missing_premise,
-}
-"""Error class → how such an error is proposed. Only proposals that the oracle gives this very class are used."""
 
 
 def perturbed_trees(problems: Sequence[Problem], kind: Verdict, *, seed: int = 0) -> list[StepTree]:
@@ -148,7 +131,7 @@ def perturbed_trees(problems: Sequence[Problem], kind: Verdict, *, seed: int = 0
 
     A problem without a place for the error (nothing to undo) is left out; none at all is an error.
     """
-    rng = np.random.default_rng([seed, 3, list(PERTURBATIONS).index(kind)])
+    rng = np.random.default_rng([seed, 3, PERTURBATIONS.index(kind)])
     trees: list[StepTree] = []
     for i, problem in enumerate(problems):
         solution = problem.solution()
@@ -158,7 +141,7 @@ def perturbed_trees(problems: Sequence[Problem], kind: Verdict, *, seed: int = 0
                 continue
             if kind == "skipped" and at + 1 == len(problem.operations):
                 continue
-            error = PERTURBATIONS[kind](problem, at, rng)
+            error = _propose(kind, problem, at, rng)
             if judge_step(problem, solution[:at], error) != kind:
                 continue
             nodes = (*(labelled(step, "right") for step in solution), labelled(error, kind))

@@ -1,20 +1,22 @@
-"""The arms of the comparison: what each trains on the same base PRM, as ordinary recipes."""
+"""What a demo runs: the arms of the comparison as ordinary recipes, and the demos we ship by name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from prism_prm.lab.demo.reinforcement import Reinforcement
+from prism_prm.lab.world.build import WORLDS, WorldSettings
+from prism_prm.rl.credit import CREDITS
 
 PAPER_BINS = [[0.5, 1.0], [0.3, 0.5], [0.2, 0.3], [0.1, 0.2]]
 ALL_BINS = [[-1.0, 1.0]]
 """Every pair, in one round, whatever its margin."""
-BASE_LR = 3e-3
-"""The learning rate of the base PRM."""
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class TrainingBudget:
     """How long something trains: the same for all arms."""
 
     epochs: int
@@ -39,52 +41,47 @@ class Arm:
     full: bool = False
     """Only with `--full`."""
 
-    def recipe(self, trees: Path, base: Path, budget: Budget, seed: int) -> dict[str, Any]:
+    def recipe(self, trees: Path, base: Path, budget: TrainingBudget, seed: int) -> dict[str, Any]:
         """The arm as a recipe of `prism train`."""
-        mixed = {} if self.lookahead_ratio is None else {"lookahead_ratio": self.lookahead_ratio}
         if self.objective.get("on") == "labels":  # a pair is two steps; and there are fewer labels than steps of pairs
-            budget = Budget(2 * budget.epochs, 2 * budget.pairs_per_update)
+            budget = TrainingBudget(2 * budget.epochs, 2 * budget.pairs_per_update)
         return {
-            **_start(trees, {"lookahead": self.lookahead, "audit": "off"}, base, seed),
+            **_recipe(trees, {"lookahead": self.lookahead, "audit": "off"}, base, self.lr, budget, seed),
             "objective": self.objective,
             "curriculum": {"mode": self.curriculum, "bins": self.bins},
-            "train": _training(self.lr, budget),
-            **mixed,
+            **({} if self.lookahead_ratio is None else {"lookahead_ratio": self.lookahead_ratio}),
         }
 
 
-def _start(trees: Path, pairs: dict[str, Any], prm: Path, seed: int) -> dict[str, Any]:
-    """The seed, the data and the PRM to start from."""
+def base_recipe(trees: Path, start: Path, budget: TrainingBudget, seed: int) -> dict[str, Any]:
+    """The base PRM: pointwise on all labels of many problems, lenient as they are."""
+    return {
+        **_recipe(trees, {"lookahead": "none"}, start, 3e-3, budget, seed),
+        "objective": {"name": "bce", "on": "labels"},
+        "curriculum": {"mode": "none"},
+        "validation": {"criterion": "auroc"},
+    }
+
+
+def _recipe(
+    trees: Path, pairs: dict[str, Any], prm: Path, lr: float, budget: TrainingBudget, seed: int
+) -> dict[str, Any]:
+    """What all recipes share."""
     return {
         "seed": seed,
         "report_to": [],
         "data": {"inputs": [str(trees)], "split": {"train": 0.9, "validation": 0.1}, "pairs": pairs},
         "base": {"prm": str(prm)},
-    }
-
-
-def _training(lr: float, budget: Budget) -> dict[str, Any]:
-    """Section [train] of every recipe here."""
-    return {
-        "lr": lr,
-        "epochs": budget.epochs,
-        "pairs_per_update": budget.pairs_per_update,
-        "max_pairs_per_tree_per_update": 8,
-        "warmup": 0.05,
-        "betas": [0.9, 0.98],  # the usual 0.999 remembers more updates than there are
-        "microbatch_tokens": 16384,
-        "checkpoint_every": 200,
-    }
-
-
-def base_recipe(trees: Path, start: Path, budget: Budget, seed: int) -> dict[str, Any]:
-    """The base PRM: pointwise on all labels of many problems, lenient as they are."""
-    return {
-        **_start(trees, {"lookahead": "none"}, start, seed),
-        "objective": {"name": "bce", "on": "labels"},
-        "curriculum": {"mode": "none"},
-        "train": _training(BASE_LR, budget),
-        "validation": {"criterion": "auroc"},
+        "train": {
+            "lr": lr,
+            "epochs": budget.epochs,
+            "pairs_per_update": budget.pairs_per_update,
+            "max_pairs_per_tree_per_update": 8,
+            "warmup": 0.05,
+            "betas": [0.9, 0.98],  # the usual 0.999 remembers more updates than there are
+            "microbatch_tokens": 16384,
+            "checkpoint_every": 200,
+        },
     }
 
 
@@ -128,4 +125,38 @@ ARMS: dict[str, Arm] = {
         full=True,
     ),
 }  # fmt: skip
-"""Every arm by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What a demo runs, for each seed."""
+
+    world: WorldSettings
+    base: TrainingBudget
+    arms: TrainingBudget
+    rl: Reinforcement | None
+    """How policies are trained with these PRMs; None: they are not."""
+    names: tuple[str, ...] = tuple(name for name, arm in ARMS.items() if not arm.full)
+    """Arms beside the base PRM, in the order they are shown."""
+    far: bool = False
+    """Whether to measure out of distribution too."""
+
+
+PRESETS = {
+    "demo": DemoSettings(WORLDS["demo"], TrainingBudget(6, 256), TrainingBudget(2), Reinforcement()),
+    "quick": DemoSettings(
+        WORLDS["quick"], TrainingBudget(10, 64), TrainingBudget(1),
+        Reinforcement(updates=6, prompts=8, held_out=40, every=3),
+    ),
+}  # fmt: skip
+"""`demo` is what `prism demo` runs; `quick` shows that everything works, in about a minute."""
+
+
+def demo_settings(*, quick: bool = False, full: bool = False) -> DemoSettings:
+    """What to run; `full` adds every ablation, the out-of-distribution tests, and every way to give credit."""
+    settings = PRESETS["quick" if quick else "demo"]
+    if not full:
+        return settings
+    assert settings.rl is not None, "every preset has it"
+    rl = replace(settings.rl, credits=tuple(CREDITS), betas=(0.0, 0.1))
+    return replace(settings, names=tuple(ARMS), far=True, rl=rl)
