@@ -71,7 +71,7 @@ def searched(text: str) -> list[str]:
     while not node.is_finished:
         (written,) = write_steps(policy, [StepRequest(node.text, 0, 10_000, start=node.start)], Sampling())
         node = child(node, 0, written)
-    return node.steps()
+    return [one.step for one in node.nodes()]
 
 
 def test_code_is_cut_where_it_is_closed_and_keeps_its_indentation() -> None:

@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., Path
 WRITE = ("prism_prm.store", "ScoreStore", "file")
 CASES = {
     "train": (
-        "train recipe.toml --out run", ("prism_prm.train.loop", "Round", "_update"), 3,
+        "train recipe.toml --out run", ("prism_prm.train.loop", "TrainingRound", "_update"), 3,
         "resume from update 2 of 18 of round 1_all.", "Resuming round 1_all from update 2 of 18",
     ),
     "score": (
