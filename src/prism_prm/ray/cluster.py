@@ -110,6 +110,7 @@ def _connect(ray: Any, address: str) -> None:
             "the address to use this machine alone."
         ) from error
     # Ray prints what it has to say about lost workers on standard output, where results belong; the pool says it, too.
+    # No public option turns it off: log_to_driver=False is about the workers' own output.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
     if is_main:
         signal.signal(signal.SIGTERM, on_end)  # Ray would end the process without the line on how to resume
