@@ -1,4 +1,4 @@
-"""`Job`: one run of one command in one folder. All that is resumed is resumed here.
+"""`Job`: one run of one command in one folder, which resumes where it was stopped.
 
     with Job("out", executor=Local()) as job:
         world = job.once("world", build_world, seed=0)
@@ -9,7 +9,8 @@
 - `once` makes a result once for its inputs; `map` does what is not done yet of many items, by this process or by
   workers elsewhere (`executor`), and appends each result to a journal. A killed job resumes from these.
 
-Scores are kept by their content in the score store (`store.py`), weights in training's checkpoints.
+Two things are resumed elsewhere: scores are kept by their content in the score store (`store.py`), and weights in
+checkpoints (`train/loop.py`; those of TRL in `rl/trainer.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options of commands, generated from settings, which alone define name, type, default and help.
+"""Options of commands, generated from settings: an option's help is the string below its field (see `config.py`).
 
 A command takes its settings as parameters, and `with_settings` says which fields of them are options. Their classes are
 imported when a command is chosen, so that `prism --help` imports none of them.
