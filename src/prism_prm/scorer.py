@@ -1,7 +1,8 @@
 """`Scorer`: the base class of everything that scores steps, and the scores it gives.
 
-`PRM`, PRMs behind a server, critics, a PRM on a Ray cluster and the oracles of toy worlds are subclasses. A subclass of
-yours needs `identity`, `score_trees` and `count_tokens`; it overrides of the rest what differs.
+Subclasses: `PRM` (`models/prm.py`), PRMs behind a server (`backends/remote_prm.py`), critics (`backends/critic.py`), a
+PRM on a Ray cluster (`backends/open_scorer.py`) and the world's oracles (`lab/world/oracle.py`). A subclass of yours
+needs `identity`, `score_trees` and `count_tokens`; it overrides of the rest what differs.
 """
 
 from __future__ import annotations
