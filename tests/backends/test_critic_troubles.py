@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -353,18 +354,18 @@ def test_the_same_name_on_another_server_is_another_model(tmp_path: Path) -> Non
 def test_a_budget_stops_cleanly_and_the_next_run_resumes(tmp_path: Path) -> None:
     solutions = [(f"{i} + 1?", ["a", "b"]) for i in range(6)]
     how = {"votes": 1, "temperature": 0.0, "concurrency": 2, "budget_tokens": 60}
-    asked_in_all = 0
-    for is_last in (False, False, True):
+    asked_in_all, scores, refused = 0, None, list[str]()
+    while scores is None:  # three runs, or four if one stops with a request in flight
         with critic(tmp_path, lambda _: chat("Yes"), **how) as (prm, asked):
-            if is_last:
-                assert prm.score_many(solutions) == [pytest.approx([1, 1], abs=1e-9)] * 6
-            else:
-                with pytest.raises(
-                    BudgetError, match=r"--budget-tokens 60 are spent .* rerun the same command to resume"
-                ):
-                    prm.score_many(solutions)
-                assert prm.ledger.tokens <= 60 + 2 * 15, "at most what was in flight is spent beyond it"
+            try:
+                scores = prm.score_many(solutions)
+            except BudgetError as error:
+                refused.append(str(error))
+            assert prm.ledger.tokens <= 60 + 2 * 15, "at most what was in flight is spent beyond it"
             asked_in_all += len(asked)
+    assert scores == [pytest.approx([1, 1], abs=1e-9)] * 6
+    assert len(refused) in (2, 3)
+    assert all(re.match(r"--budget-tokens 60 are spent .* rerun the same command to resume", one) for one in refused)
     assert asked_in_all == 12, "nothing was asked twice"
 
 
