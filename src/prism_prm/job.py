@@ -1,9 +1,9 @@
 """`Job`: one run of one command in one folder, which resumes where it was stopped.
 
     with Job("out", executor=Local()) as job:
-        world = job.once("world", build_world, seed=0)
-        with job.workers(Opening(load_model)) as workers:
-            done = job.map(score_chunk, problems, name="scores", workers=workers, made_with=…, kind=Score)
+        size = job.once("size", lambda: measure(seed), seed=seed)
+        with job.executor.open(Opening(load_model)) as workers:
+            done = job.map(search_chunk, problems, name="beam", workers=workers, kind=SearchResult, …)
 
 - The folder is locked while the job runs. Jobs nest: a job in a subfolder is a job of its own.
 - `once` makes a result once for its inputs; `map` does what is not done yet of many items, by this process or by

@@ -32,7 +32,7 @@ def said(text: str, reason: Any = "stop", tokens: Any = 3, **more: Any) -> Answe
 
 
 def write(url: str, *asks: StepRequest, sampling: Sampling | None = None, **options: Any) -> list[Written]:
-    policy = OpenAiPolicy(url, model="m", patience=QUICK, **options)
+    policy = OpenAiPolicy(url, model="m", retry=QUICK, **options)
     try:
         return policy.write(asks or [StepRequest("p", 7, 20)], sampling or Sampling())
     finally:
@@ -95,7 +95,7 @@ def test_a_stop_string_that_began_in_the_prompt_shows_nothing_about_later_ones()
         return said("\n" if body["prompt"].endswith("assistant\n") else "b", tokens=1)
 
     with serve(answer) as (url, asked):
-        policy = OpenAiPolicy(url, model="m", patience=QUICK)
+        policy = OpenAiPolicy(url, model="m", retry=QUICK)
         assert policy.write([StepRequest("assistant\n", 0, 9)], Sampling()) == [Written("\n", "stop", 1)]
         assert policy.write([StepRequest("assistant\n\n", 0, 9)], Sampling()) == [Written("b\n\n", "stop", 2)]
         policy.close()
@@ -104,7 +104,7 @@ def test_a_stop_string_that_began_in_the_prompt_shows_nothing_about_later_ones()
 
 def test_a_server_that_leaves_the_stop_string_is_believed() -> None:
     with serve(lambda body: said("a\n\n" if body["prompt"] == "p" else "b")) as (url, asked):
-        policy = OpenAiPolicy(url, model="m", patience=QUICK)
+        policy = OpenAiPolicy(url, model="m", retry=QUICK)
         assert policy.write([StepRequest("p", 0, 9)], Sampling())[0].ending == "stop"
         assert policy.write([StepRequest("q", 0, 9)], Sampling()) == [Written("b", "end", 3)]
         policy.close()
@@ -242,7 +242,7 @@ def test_a_broken_server_gives_a_plain_error(answer: Answer, message: str) -> No
 def test_a_hanging_server_times_out() -> None:
     over, patience = threading.Event(), RetryPolicy(timeout=0.4, retries=3, backoff=0.01)
     with serve(lambda _: (over.wait(300), said("a"))[1]) as (url, _):
-        policy = OpenAiPolicy(url, model="m", patience=patience)
+        policy = OpenAiPolicy(url, model="m", retry=patience)
         with pytest.raises(ServerError, match=r"no answer within 0.4 seconds \(4 tries\)"):
             policy.write([StepRequest("p", 0, 9)], Sampling())
         policy.close()
@@ -256,7 +256,7 @@ def test_a_hanging_request_does_not_hold_up_an_error() -> None:
         return (422, "no") if body["prompt"] == "bad" else (over.wait(300), said("a"))[1]
 
     with serve(answer) as (url, _):
-        policy = OpenAiPolicy(url, model="m", patience=RetryPolicy(timeout=300))
+        policy = OpenAiPolicy(url, model="m", retry=RetryPolicy(timeout=300))
         with pytest.raises(ServerError, match="status 422"):
             policy.write([StepRequest("hangs", 0, 9), StepRequest("bad", 0, 9), StepRequest("hangs", 1, 9)], Sampling())
         policy.close()

@@ -152,6 +152,8 @@ def open_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name: 
     if not isinstance(prm, str | Path):
         raise ConfigError(f"expected a PRM, its folder or hub id, or a subclass of Scorer; found {type(prm).__name__}")
     options = options or PrmOptions()
+    if options.ray is not None:
+        raise ConfigError("ray: here one process holds the PRM; leave out the Ray cluster")
     if isinstance(prm, str) and is_critic(prm):
         return open_critic(prm, options.critic, dtype=options.dtype, device=options.device)
     return load_prm(prm, **options.load_options(name))

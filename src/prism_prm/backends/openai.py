@@ -7,7 +7,8 @@ Whether a step of a policy ended the solution, by the first of these rules that 
    off): the step stopped there.
 2. The finish reason is "length", or "content_filter" (the server withholds the rest): cut.
 3. The server says what stopped it (`stop_reason` of vLLM, `matched_stop` of SGLang): our stop string, or else the end.
-4. The server has left a whole stop string in a text of this batch or before, so it would have done so here: the end.
+4. The server left the stop string in some text of this batch or an earlier one, so it would have left it here, too:
+   the solution ended.
 5. The finish reason alone cannot tell. The text is sent once more, without a stop string, for one greedy token: if
    nothing comes, the end; otherwise the solution continues.
 
@@ -88,10 +89,10 @@ class OpenAiPolicy:
         tokenizer: Any = None,
         prompting: Prompting | None = None,
         concurrency: int = 16,
-        patience: RetryPolicy | None = None,
+        retry: RetryPolicy | None = None,
         log_likelihood: bool = False,
     ) -> None:
-        self.server = Server(url, patience or RetryPolicy(), concurrency, key_variable=API_KEY)
+        self.server = Server(url, retry or RetryPolicy(), concurrency, key_variable=API_KEY)
         self.name = f"openai:{self.server.shown}"
         self.model = model
         self.tokenizer = tokenizer

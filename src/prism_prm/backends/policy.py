@@ -281,7 +281,7 @@ def open_policy(settings: PolicySettings | str) -> Policy:
     tokenizer = None if settings.prompting.template == "none" else _tokenizer(settings.tokenizer or model)
     return OpenAiPolicy(
         place, model=model, tokenizer=tokenizer, prompting=settings.prompting, concurrency=settings.concurrency,
-        patience=settings.patience, log_likelihood=settings.log_likelihood,
+        retry=settings.patience, log_likelihood=settings.log_likelihood,
     )  # fmt: skip
 
 

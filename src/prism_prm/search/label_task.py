@@ -72,6 +72,7 @@ def label_task(
     out = Path(out)
     keep_inputs([recipe.task, recipe.task_data, recipe.check], [out / "trees.parquet", out / "metrics.json"])
     options = (prm_options or PrmOptions()).skipping()
+    ray = ray or options.ray
     second = recipe.second
     for chosen in filter(None, (None if policy else recipe.policy, second)):
         check_policy(chosen)

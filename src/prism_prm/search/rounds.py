@@ -65,6 +65,7 @@ class Rounds:
         self._count = len(kept)
         self._lines = JsonLines(self.path)
         self._numbers: dict[str, int] = {}
+        self._done = done
 
     def __enter__(self) -> Rounds:
         return self
@@ -75,7 +76,9 @@ class Rounds:
         self._lines.close()
 
     def add(self, key: str, told: ToldRound) -> None:
-        """File a round of the problem with this key."""
+        """Write a round of the problem with this key; workers elsewhere may search again what is done."""
+        if key in self._done:
+            return
         if key not in self._numbers:
             self._numbers[key] = self._count
             self._lines.append({"search": self._count, "key": key})

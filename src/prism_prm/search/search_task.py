@@ -191,6 +191,7 @@ class Experiment:
         """Search with each PRM at each size: points, and the graded pools they come from."""
         points: list[Point] = []
         pools: list[GradedPool] = []
+        clusters = self.clusters
         for name in list(self.prms) or [""]:
             with self.open(name) as workers:
                 prm = workers.ask(prm_facts)
@@ -205,7 +206,7 @@ class Experiment:
                     pools.append(graded)
                     points.append(
                         Point(
-                            name, how, n, mean_interval(correct, self.clusters), mean_interval(oracle, self.clusters),
+                            name, how, n, mean_interval(correct, clusters), mean_interval(oracle, clusters),
                             float(np.mean([entry.policy_tokens for entry in found])),
                             float(np.mean([entry.prm_tokens for entry in found])),
                             float(np.mean([len(entry.solutions) for entry in found])), seconds, correct,
@@ -271,17 +272,17 @@ class Experiment:
         about = {"prm": name, "aggregator": settings.how, "threshold": threshold}
         about |= {setting: getattr(settings, setting) for setting in named}
         with contextlib.ExitStack() as stack:
-            rounds: list[tuple[Rounds, Collection[str]]] = []
+            rounds: list[Rounds] = []
             speed = Speedometer()
 
             def begin(done: Collection[str]) -> None:
                 self.job.write_settings(self.recipe)
                 file = self.job.out / FOLDER / f"{file_name(label)}.jsonl"
-                rounds.append((stack.enter_context(Rounds(file, about, done)), done))
+                rounds.append(stack.enter_context(Rounds(file, about, done)))
 
             def hear(event: Finished[SearchResult] | RoundStats | tuple[str, ToldRound]) -> str:
-                if isinstance(event, tuple) and event[0] not in rounds[0][1]:
-                    rounds[0][0].add(*event)
+                if isinstance(event, tuple):
+                    rounds[0].add(*event)
                 return speed.hear(event)
 
             mapped = self.job.map(

@@ -174,7 +174,7 @@ class ServeEngine:
                 self.admission.note_rate(name, *model.try_out(), is_full=True)
             self.models = models
             self.admission.is_loaded = True
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, the server ends with it instead of waiting for models
             self.failure = error
         finally:
             self._loaded.set()
