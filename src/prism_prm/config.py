@@ -1,9 +1,8 @@
-"""Settings from TOML: typed, documented beside their owner, with unknown keys refused.
+"""Settings from TOML files and the command line: typed, documented beside their owner, unknown keys refused.
 
-A section is a frozen dataclass; `from_mapping` fills it (nested sections too), `override` applies `--set a.b=value`,
-`read_settings` does both with a file, and `to_toml` writes the resolved settings back so that they can be saved with a
-run. `settings_of` reads what a class says about its settings: the options of commands and the tables of the docs are
-made from it.
+A section is a frozen dataclass. `read_settings` fills one from a file, options and `--set`; `to_toml` writes resolved
+settings back, to be saved with a run. `settings_of` lists the settings of a class with their types, defaults and texts:
+command-line options and the tables of the docs are made from it.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from prism_prm.errors import ConfigError, DataError, SettingError, shown
 from prism_prm.file_types import read_text
 
 LARGEST = 2**63
-"""No whole number of ours is as large: arrays could not hold it."""
+"""Integers must be smaller than this: arrays hold 64 bits."""
 MAY_BE_EMPTY = "may be empty"
-"""Beside a text's type, where no text is a choice of its own."""
+"""Marks a string that may be empty: `Annotated[str, MAY_BE_EMPTY]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Some numbers; stands beside a type: `Annotated[int, Range(1)]`."""
+    """The numbers that a type accepts: `Annotated[int, Range(1)]`."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -59,10 +58,12 @@ Natural = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
+Word = Annotated[str, "word"]
+"""A string without commas: an option takes several as `a,b`."""
 
 
 def _accepted(cls: Any) -> dict[str, Any]:
-    """Field of a dataclass → its type with ranges; a text that is empty by default may be so."""
+    """Field of a dataclass → its type with ranges; a string that is empty by default may be empty."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
         field.name: Annotated[hints[field.name], MAY_BE_EMPTY] if field.default == "" else hints[field.name]
@@ -74,7 +75,7 @@ accepted: Callable[[type], dict[str, Any]] = functools.cache(_accepted)
 
 
 def check(settings: Any) -> None:
-    """Refuse a dataclass with a value that its field does not accept."""
+    """Raise SettingError for a value that its field does not accept."""
     for name, hint in accepted(type(settings)).items():
         if reason := fault(getattr(settings, name), hint):
             raise SettingError(name, getattr(settings, name), reason)
@@ -136,7 +137,7 @@ def _plain_fault(value: Any, hint: Any) -> str:
     if hint is float:
         return "" if is_number and abs(value) < math.inf else "must be a finite number"
     if hint is str and not isinstance(value, str):
-        return "must be a text"
+        return "must be a string"
     if hint is Path and not isinstance(value, str | Path):
         return "must be the name of a file or folder"
     return "must not be empty" if value == "" else ""
@@ -146,17 +147,15 @@ T = TypeVar("T")
 
 
 SHOWN = "shown"
-"""In the metadata of a field: what help and docs say for its default, where that is decided later."""
-
-
+"""In the metadata of a field: what help and docs show for a default that is decided later."""
 EXTENDS = "extends"
-"""The key with which a file names another one that it changes; relative to its own folder."""
+"""The key with which a file names the file that it changes; relative to its own folder."""
 
 
 def read_settings(
     cls: type[T], path: str | Path | None, assignments: Sequence[str] = (), given: Mapping[str, Any] | None = None
 ) -> T:
-    """A settings file, then options that were given ("search.method" → value), then `--set` assignments.
+    """Settings from a TOML file, then options ("search.method" → value), then `--set` assignments.
 
     An error names the file, and says if options were applied on top of it.
     """
@@ -164,9 +163,8 @@ def read_settings(
     on_top = ["the options given"] * bool(options) + [f"--set {assignment}" for assignment in assignments]
     where = f"{path} with {', '.join(on_top)}" if on_top else str(path)
     settings = {} if path is None else read_toml(path)
-    for name, value in options.items():
-        _put(settings, name.split("."), value, str(path))
-    settings = override(settings, assignments)
+    for name, value in [*options.items(), *(parse_assignment(cls, assignment) for assignment in assignments)]:
+        _put(settings, name.split("."), value, where)
     try:
         return from_mapping(cls, settings)
     except ConfigError as error:
@@ -215,16 +213,63 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return {**base, **changes, **both}
 
 
-def override(settings: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """A copy of `settings` with `section.key=value` assignments applied; values are TOML, or plain text."""
-    result: dict[str, Any] = _copy(settings)
-    for assignment in assignments:
-        dotted, equals, text = assignment.partition("=")
-        keys = dotted.strip().split(".")
-        if not equals or not all(keys):
-            raise ConfigError(f"--set {assignment}: expected section.key=value, e.g. train.lr=2e-6")
-        _put(result, keys, _toml_value(text.strip()), f"--set {assignment}")
-    return result
+def parse_assignment(
+    cls: type, assignment: str, flag: str = "--set", sections: Sequence[str] = ("",)
+) -> tuple[str, Any]:
+    """(full name, value) of `KEY=VALUE`; KEY is a setting in one of the sections, or any unambiguous end of its name."""
+    key, equals, text = (part.strip() for part in assignment.partition("="))
+    if not equals or not key:
+        raise ConfigError(f"{flag} {assignment}: expected KEY=VALUE, e.g. {flag} seed=1")
+    known = {name: one for name, one in settings_of(cls).items() if name.startswith(tuple(sections))}
+    name = _find_setting(known, key, f"{flag} {assignment}", sections)
+    value = parse_value(text, known[name].accepts) if name in known else _toml_value(text)
+    if name in known and (reason := fault(value, known[name].accepts)):
+        raise ConfigError(f"{flag} {assignment}: {reason}")
+    return name, value
+
+
+def _find_setting(known: Mapping[str, Setting], key: str, where: str, sections: Sequence[str]) -> str:
+    for name in [key, *(section + key for section in sections)]:
+        # Below a table of free names (TRL's settings), or a whole section as a TOML table, anything goes for now.
+        is_free = any(name.startswith(f"{one}.") and _is_table(known[one].hint) for one in known)
+        if name in known or is_free or any(one.startswith(f"{name}.") for one in known):
+            return name
+    ends = [name for name in known if name.endswith(f".{key}")]
+    if len(ends) == 1:
+        return ends[0]
+    if ends:
+        raise ConfigError(f"{where}: {key} is ambiguous: {' or '.join(ends)}. Give more of the name.")
+    names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
+    near = difflib.get_close_matches(key, names, n=1)
+    meant = f" Did you mean {names[near[0]]}?" if near else ""
+    raise ConfigError(f"{where}: there is no setting {key}.{meant} --help-all lists all.")
+
+
+def _is_table(hint: Any) -> bool:
+    return typing.get_origin(hint) in (dict, Mapping)
+
+
+def parse_value(text: str, hint: Any) -> Any:
+    """Text from the command line as a value of this type: TOML, a plain string, or a list `a,b`.
+
+    Text that does not fit is returned as TOML or as it is; `fault` then says what is wrong with it.
+    """
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return parse_value(text, parts[0])
+    if origin in (typing.Union, types.UnionType):
+        values = [parse_value(text, choice) for choice in parts if choice is not types.NoneType]
+        fitting = [value for value, choice in zip(values, parts, strict=False) if not fault(value, choice)]
+        return (fitting or values)[0]
+    value = _toml_value(text)
+    if origin is tuple and not isinstance(value, list):
+        return [parse_value(part.strip(), parts[0]) for part in text.split(",") if part.strip()]
+    if _is_table(hint) and not isinstance(value, dict):
+        items = [part.partition("=") for part in text.split(",")]
+        return {key.strip(): parse_value(part.strip(), parts[1]) for key, _, part in items}
+    if hint in (str, Path) or origin is Literal:
+        return value if isinstance(value, str) else text
+    return value
 
 
 def _put(settings: dict[str, Any], keys: Sequence[str], value: Any, where: str) -> None:
@@ -254,20 +299,20 @@ def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> 
         elif field.name in sections:
             raise ConfigError(f"{name} = {shown(value)}: must be a section [{name}]")
         elif reason := fault(value, known[field.name]):
-            raise ConfigError(f"{name} = {shown(value)}: {reason}")
+            raise SettingError(name, value, reason)
     import msgspec  # not needed by those who only declare settings, as the sandbox does
 
     try:
-        return msgspec.convert(settings, type=cls)
+        return msgspec.convert(settings, type=cls, dec_hook=lambda kind, value: kind(value))  # kind is Path
     except SettingError as error:
-        raise ConfigError(f"{prefix}{error}") from None
+        raise SettingError(prefix + error.name, error.value, error.reason) from None
     except msgspec.ValidationError as error:
         raise ConfigError(f"Wrong setting{f' in [{where}]' if where else ''}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """What a settings class says about one of its fields."""
+    """One field of a settings class."""
 
     name: str
     """The name with its sections: "search.sampling.top_p"."""
@@ -279,7 +324,7 @@ class Setting:
     text: str
     """The string below the field."""
     shown: str = ""
-    """The text for a default that is decided later."""
+    """What help and docs show for a default that is decided later."""
 
 
 @functools.cache
@@ -363,10 +408,6 @@ def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in settings.items()
         if value is not None
     }
-
-
-def _copy(value: Any) -> Any:
-    return {key: _copy(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _toml_value(text: str) -> Any:

@@ -4,52 +4,43 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
-
-from prism_prm.cli.options import out_file
+from prism_prm.cli.options import Command, Out
+from prism_prm.cli.ui import conclude, tell, wants_json
+from prism_prm.config import check
+from prism_prm.console import progress
 from prism_prm.errors import ConfigError
 
-EXAMPLES = """
-**Examples**
 
-- For TRL's RewardTrainer or DPOTrainer:
+@dataclass(frozen=True, slots=True)
+class ExportCommand:
+    """The settings of `prism export`."""
 
-  `prism export pairs --format trl-preference --split train --out train.jsonl`
+    folder: Path | None = None
+    """A folder of `prism pairs`."""
+    format: Literal["trl-stepwise", "trl-preference", "jsonl"] | None = None
+    """trl-stepwise (prompt, completions, labels), trl-preference (prompt, chosen, rejected), or jsonl (everything about
+    each pair)."""
+    split: str | None = None
+    """Write only this split. By default all."""
 
-- For a trainer of labelled steps:
-
-  `prism export pairs --format trl-stepwise --out steps.jsonl`
-
-- Some pairs, to look at:
-
-  `prism export pairs --format jsonl | head -3`
-"""
+    def __post_init__(self) -> None:
+        check(self)
 
 
-def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder written by `prism pairs`.")],
-    format: Annotated[
-        Literal["trl-stepwise", "trl-preference", "jsonl"],
-        typer.Option(
-            metavar="FORMAT",
-            help="trl-stepwise: prompt, completions, labels. trl-preference: prompt, chosen, rejected. "
-            "jsonl: everything about each pair, with its texts.",
-        ),
-    ],
-    out: Annotated[Path | None, out_file(".jsonl", "The .jsonl file to write. By default standard output.")] = None,
-    split: Annotated[str | None, typer.Option(help="Write only this split. By default all.")] = None,
-) -> None:
-    """Write pairs or labelled solutions as JSON lines that other trainers read."""
-    from prism_prm.cli.ui import conclude, tell, wants_json
-    from prism_prm.console import progress
+def export(settings: ExportCommand, out: Path | None) -> None:
+    """Write pairs or labeled solutions as JSON lines that other trainers read."""
     from prism_prm.data.export import EXPORTS, export_pairs
 
+    folder, format = settings.folder, settings.format
+    if folder is None or format is None:
+        raise ConfigError("name a folder of `prism pairs` and a format, e.g. prism export pairs --format jsonl")
     if out is not None:
         with progress("Writing", None, unit="records") as advance:
-            count = export_pairs(folder, format, out, split=split, advance=advance)
+            count = export_pairs(folder, format, out, split=settings.split, advance=advance)
         facts = {"out": str(out), "records": count}
         conclude(lambda: facts, lambda: tell(f"{count:,} records in {out}"))
         return
@@ -58,8 +49,22 @@ def export(
     import msgspec
 
     try:
-        for record in EXPORTS[format](folder, split=split):
+        for record in EXPORTS[format](folder, split=settings.split):
             sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
         sys.stdout.buffer.flush()
     except BrokenPipeError:  # the reader has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+COMMAND = Command(
+    ExportCommand,
+    export,
+    argument="folder",
+    out=Out("The file to write. By default standard output.", ".jsonl", required=False),
+    options={"--format": "format", "--split": "split"},
+    examples={
+        "For TRL's RewardTrainer or DPOTrainer":
+            "prism export pairs --format trl-preference --split train --out train.jsonl",
+        "Some pairs, to look at": "prism export pairs --format jsonl | head -3",
+    },
+)  # fmt: skip

@@ -1,223 +1,333 @@
-"""Options of commands, generated from settings: an option's help is the string below its field (see `config.py`).
+"""What a command of `prism` is: a settings class, a few of its settings as options, and a function that does the work.
 
-A command takes its settings as parameters, and `with_settings` says which fields of them are options. Their classes are
-imported when a command is chosen, so that `prism --help` imports none of them.
+Every command reads its settings from a recipe file (TOML), then from its options, then from `--set KEY=VALUE`. An option
+is a short name for a setting, and its help is the string below the setting's field (see `config.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import difflib
 import importlib
-import inspect
-import types
+import os
+import re
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+import click
 
-from prism_prm.config import Setting, fault, settings_of
-from prism_prm.errors import ConfigError, SettingError, shown
+from prism_prm.cli.old_spellings import OLD_COMMANDS, OLD_OPTIONS
+from prism_prm.cli.processes import check_alone
+from prism_prm.cli.running import displayed
+from prism_prm.cli.ui import Terminal
+from prism_prm.config import Setting, fault, parse_assignment, parse_value, read_settings, settings_of
+from prism_prm.errors import ConfigError, SettingError
 from prism_prm.paths import check_file, check_folder
 
 if TYPE_CHECKING:
     from prism_prm.backends.open_scorer import PrmOptions
-    from prism_prm.models.load_settings import LoadSettings
 
+T = TypeVar("T")
 
-def out_folder(help: str) -> Any:
-    """The option --out of a command that writes a folder."""
-    return typer.Option("--out", "-o", parser=check_folder, metavar="FOLDER", help=help)
+COMMANDS = {
+    "demo": ("Start", "Run the whole pipeline in a small world where every step's truth is known."),
+    "pairs": ("Data", "Turn labeled solutions into matched pairs of a right and a wrong step."),
+    "label": ("Data", "Label steps by rollouts of a policy, without annotators."),
+    "export": ("Data", "Write pairs or labeled solutions for other trainers."),
+    "train": ("Train", "Train a PRM by a recipe."),
+    "grpo": ("Train", "Train a policy by GRPO with a PRM as its reward."),
+    "score": ("Measure", "Score every step of solutions, trees or pairs."),
+    "eval": ("Measure", "Measure how well a PRM judges steps, on benchmarks or your own labels."),
+    "compare": ("Measure", "Put evaluated PRMs side by side."),
+    "theory": ("Measure", "Show what verifier errors do to Best-of-N, search and training."),
+    "rerank": ("Use", "Pick the best of N solutions: Best-of-N, majority, PRM-weighted vote."),
+    "search": ("Use", "Solve a task's problems with a policy, guided by a PRM."),
+    "serve": ("Use", "Serve PRMs over HTTP, for programs and for people (a page)."),
+    "view": ("Use", "Write results as one HTML page to look at."),
+}
+"""Command → its group in `prism --help`, and its summary. The file of a command is named like it."""
+FILES = {"eval": "evaluate"}
+"""Commands whose file has another name."""
 
-
-def out_file(ending: str, help: str) -> Any:
-    """The option --out of a command that writes one file."""
-    return typer.Option("--out", "-o", parser=lambda text: check_file(text, ending), metavar="FILE", help=help)
-
-
-Store = Annotated[
-    Path | None,
-    typer.Option(
-        parser=lambda text: check_folder(text, "--store"),
-        metavar="FOLDER",
-        help="A folder of scores to reuse and extend, shared by score, margins, eval, rerank and search, so that "
-        "nothing is scored twice.",
+GROUPED = {
+    "-C": (("critic.",), "A setting of the critic, e.g. -C votes=4."),
+    "-P": (
+        ("policy.", "policy.prompting.", "policy.retry.", "search.sampling.", "label.sampling."),
+        "A setting of the policy, its sampling or its server, e.g. -P temperature=0.7.",
     ),
-]
-
-Families = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--family",
-        help="The family of all PRMs, or NAME=FAMILY for one of them; needed if the folders do not name it. "
-        "my_file.py:Mine is a class in your own file. May be repeated.",
-        rich_help_panel="PRM",
-    ),
-]
-
-LOADING = "prism_prm.models.load_settings:LoadSettings"
-REMOTE = ("local", "check", "prm_timeout", "prm_retries", "prm_concurrency")
-"""Settings of LOADING for a PRM behind a server."""
-FITTING = Literal["error", "drop-left-steps"]
-"""The choices for a step that exceeds the context, where every step needs a score."""
-FITTING_HELP = (
-    "What to do with a step whose path exceeds the context: stop (error), or score it without the earliest steps "
-    "(drop-left-steps)."
-)
-A_CRITIC = "critic:openai:URL or critic:hf:FOLDER (see Critic)"
-CRITIC = "prism_prm.backends.critic_settings:CriticSettings"
-CRITIC_PANELS = {
-    "Critic": (
-        "format", "prompt", "votes", "on_missing", "redraws", "temperature", "max_tokens", "log_probabilities",
-        "priming", "code", "model", "concurrency", "timeout", "budget_tokens", "price_prompt", "price_completion",
-        "replies",
-    )
-}  # fmt: skip
-CRITIC_NAMES = {
-    "format": "--critic", "prompt": "--critic-prompt", "temperature": "--critic-temperature",
-    "max_tokens": "--critic-max-tokens", "log_probabilities": "--critic-logprobs", "priming": "--critic-priming",
-    "code": "--critic-code", "model": "--critic-model", "concurrency": "--critic-concurrency",
-    "timeout": "--critic-timeout",
-}  # fmt: skip
-"""Settings of a critic whose options would be taken for those of the policy or the command."""
-REACHABLE = 10_000
-"""A higher limit only guards against overflow, so the help does not show it."""
+    "-R": (("ray.",), "A setting of the Ray workers, e.g. -R workers=4."),
+}
+"""Shorthands of --set: option → the sections it stands for, and its help."""
+HARDWARE = re.compile(r"(\d+x)?[a-zA-Z][\w-]*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """Which settings of a class are options, and how an option differs from its setting."""
+class Out:
+    """The option --out: a folder, or a file with this ending."""
 
-    source: str
-    """Where the class is: "module:Class"."""
-    panels: Mapping[str, Sequence[str]]
-    """Panel of the help → the settings in it, by dotted name; "" is where the command's own options are."""
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Setting → its option, if that is not named like the field."""
-    parse: Mapping[str, Callable[[str], Any]] = dataclasses.field(default_factory=dict)
-    """Setting → what parses its option's text."""
-    narrowed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Setting → its type in this command, if the command takes fewer values."""
-    helps: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Setting → its help in this command, if that is not the setting's text."""
-    as_given: bool = False
-    """Pass on only the given options, by dotted name, to be applied on top of a recipe file; else the settings
-    themselves."""
+    help: str
+    ending: str = ""
+    default: str = ""
+    """The folder without --out; {name} is the name of the recipe."""
+    required: bool = True
+    """Whether the command needs --out where there is no default."""
+
+    def check(self, text: str) -> Path:
+        return check_file(text, self.ending) if self.ending else check_folder(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One command of `prism`."""
+
+    settings: type
+    """The class of its settings."""
+    run: Callable[..., None]
+    """Takes the settings, and `out` if the command writes something. Its docstring is the description."""
+    options: Mapping[str, str | tuple[str, ...]]
+    """Option → the setting, or settings, that it sets."""
+    examples: Mapping[str, str]
+    """What an example shows → its command line."""
+    argument: str = ""
+    """The setting that takes the words without an option; "recipe" is the recipe file itself."""
+    out: Out | None = None
 
     @property
-    def cls(self) -> type:
-        """The settings class, imported."""
-        module, _, name = self.source.partition(":")
-        found: type = getattr(importlib.import_module(module), name)
-        return found
+    def text(self) -> str:
+        """The description."""
+        return re.sub(r"\n[ ]+", "\n", (self.run.__doc__ or "").strip())
 
-    def parameters(self, prefix: str) -> list[inspect.Parameter]:
-        """The options as typer reads them from a signature."""
-        known = settings_of(self.cls)
-        return [self._parameter(prefix, known[name], panel) for panel, names in self.panels.items() for name in names]
+    @property
+    def known(self) -> dict[str, Setting]:
+        """All settings by their full name."""
+        return settings_of(self.settings)
 
-    def _parameter(self, prefix: str, setting: Setting, panel: str) -> inspect.Parameter:
-        default = setting.default
-        if setting.name in self.parse and isinstance(default, tuple):
-            default = ",".join(map(str, default))
-        default = None if default in ("", (), dataclasses.MISSING) else default
-        kind = str if setting.name in self.parse else self.narrowed.get(setting.name) or _kind(setting.hint)
-        flag = self.names.get(setting.name) or _flag(setting.name, switches_off=kind is bool and default is not False)
-        shown = setting.shown or True
-        text = self.helps.get(setting.name, setting.text)
-        option = typer.Option(flag, help=text, rich_help_panel=panel or None, show_default=shown)
-        hint = Annotated[kind | None, option] if default is None else Annotated[kind, option]
-        return _keyword(_place(prefix, setting.name), hint, default)
+    def setting(self, flag: str) -> Setting:
+        """The (first) setting of an option."""
+        names = self.options[flag]
+        return self.known[names if isinstance(names, str) else names[0]]
 
-    def collect(self, prefix: str, values: dict[str, Any], was_given: Callable[[str], bool]) -> Any:
-        """Take the options of these settings out of `values`, and make the settings."""
+    @property
+    def grouped(self) -> list[str]:
+        """The shorthands of --set that the command has."""
+        return [
+            flag for flag, (sections, _) in GROUPED.items() if any(name.startswith(sections) for name in self.known)
+        ]
+
+    def read(self, values: dict[str, Any]) -> Any:
+        """The settings of a command line as click has parsed it; what is no setting stays in `values`."""
         given: dict[str, Any] = {}
-        for name in (name for names in self.panels.values() for name in names):
-            place = _place(prefix, name)
-            value = values.pop(place)
-            if was_given(place):
-                given[name] = self.parse[name](value) if name in self.parse else value
-                if reason := fault(given[name], settings_of(self.cls)[name].accepts):
-                    raise ConfigError(f"{self._option(name)} {shown(value)}: {reason}")
+        flags: dict[str, tuple[str, str]] = {}
+        for flag, names in self.options.items():
+            text = values.pop(parameter_name(flag))
+            if text is None or text == ():
+                continue
+            for name in (names,) if isinstance(names, str) else names:
+                accepts = self.known[name].accepts
+                given[name] = text if isinstance(text, bool) else _parsed(text, accepts)
+                shown = text if isinstance(text, str) else " ".join(map(str, text)) if text is not True else ""
+                if reason := fault(given[name], accepts):
+                    raise ConfigError(f"{flag} {shown}: {reason}")
+                flags[name] = flag, shown
+        if self.argument not in ("", "recipe") and (words := values.pop("words")):
+            given[self.argument] = words
+        for flag in self.grouped:
+            for assignment in values.pop(parameter_name(flag)):
+                name, value = parse_assignment(self.settings, assignment, flag, GROUPED[flag][0])
+                given[name] = value
+                flags[name] = flag, assignment
         try:
-            return given if self.as_given else self.cls(**given)
+            return read_settings(self.settings, values.pop("recipe"), values.pop("set"), given)
         except SettingError as error:
-            raise ConfigError(f"{self._option(error.name)} {shown(error.value)}: {error.reason}") from None
-
-    def _option(self, name: str) -> str:
-        """What a setting is called on the command line."""
-        return self.names.get(name) or _flag(name, switches_off=False)
+            if error.name not in flags:
+                raise
+            raise ConfigError(f"{' '.join(flags[error.name])}: {error.reason}") from None
 
 
-def critic_options() -> Options:
-    """The options of a critic, for every command that takes a PRM to score with."""
-    return Options(CRITIC, CRITIC_PANELS, names=CRITIC_NAMES)
+def _parsed(text: str | tuple[str, ...], accepts: Any) -> Any:
+    if isinstance(text, str):
+        return parse_value(text, accepts)
+    return list(text)
 
 
-def ray_options() -> Options:
-    """The options of a command whose work a Ray cluster can do."""
-    return Options("prism_prm.ray:RaySettings", {"Ray": ("ray", "workers", "gpus_per_worker", "cpus_per_worker")})
+def parameter_name(flag: str) -> str:
+    """The name of an option's parameter in click."""
+    return flag.lstrip("-").partition("/")[0].replace("-", "_")
 
 
-def with_address(words: Sequence[str]) -> list[str]:
-    """The words of a command, in which --ray without an address means a cluster on this machine."""
-    from prism_prm.ray import LOCAL, is_address
-
-    found: list[str] = []
-    for word, after in zip(words, [*words[1:], ""], strict=False):
-        found += [word, LOCAL] if word == "--ray" and not is_address(after) else [word]
-    return found
+def is_repeated(setting: Setting) -> bool:
+    """Whether an option is repeated for several values (paths may have commas), instead of given as a list a,b."""
+    return "tuple[str, ...]" in str(setting.accepts)
 
 
-def _place(prefix: str, name: str) -> str:
-    """The parameter of a setting, beside those of other classes."""
-    return f"{prefix}__{name.replace('.', '__')}"
+def metavar(setting: Setting) -> str:
+    """What stands for an option's value in the help."""
+    if setting.hint is bool:
+        return ""
+    kinds = str(setting.hint)
+    if "Literal" in kinds or "tuple" in kinds or "str" in kinds or "dict" in kinds:
+        return setting.name.rpartition(".")[2].upper() if setting.name != "policy.name" else "POLICY"
+    return "PATH" if "Path" in kinds else "N" if "int" in kinds and "float" not in kinds else "X"
 
 
-def _flag(name: str, switches_off: bool) -> str:
-    word = name.rpartition(".")[2].replace("_", "-")
-    return f"--{word}/--no-{word}" if switches_off else f"--{word}"
+def load(name: str) -> Command:
+    """The command of this name, imported."""
+    module = importlib.import_module(f"prism_prm.cli.{FILES.get(name, name)}")
+    command: Command = module.COMMAND
+    return command
 
 
-def _kind(hint: Any) -> Any:
-    """The type of an option: a tuple is an option that may be given several times, None one that is not given."""
-    choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    (kind,) = [choice for choice in choices if choice is not types.NoneType]
-    return types.GenericAlias(list, typing.get_args(kind)[:1]) if typing.get_origin(kind) is tuple else kind
+class _ClickCommand(click.Command):
+    """A command as click runs it."""
+
+    def __init__(self, name: str, command: Command) -> None:
+        self.command = command
+        super().__init__(name, params=list(_parameters(command)), callback=self._run, add_help_option=False)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words; a --ray or --plan without a value gets its default."""
+        from prism_prm.ray import LOCAL, is_address
+
+        optional = {
+            "--ray": (LOCAL, is_address),
+            "--plan": ("a6000", lambda word: HARDWARE.fullmatch(word) is not None and not os.path.exists(word)),
+        }
+        words: list[str] = []
+        for word, after in zip(args, [*args[1:], ""], strict=True):
+            default, fits = optional.get(word, ("", None))
+            words += [word] if fits is None or fits(after) else [f"{word}={default}"]
+        try:
+            return super().parse_args(ctx, words)
+        except click.NoSuchOption as error:
+            raise ConfigError(unknown_option(self.name or "", self.command, error.option_name)) from None
+
+    def get_help(self, ctx: click.Context) -> str:
+        from prism_prm.cli.help_page import command_help
+
+        return command_help(ctx.command.name or "", self.command, everything=False)
+
+    def _run(self, **values: Any) -> None:
+        check_alone(self.name or "")
+        terminal = Terminal(
+            as_json=values.pop("json"), quiet=values.pop("quiet"), verbose=values.pop("verbose")
+        )
+        with displayed(terminal):
+            out = self.command.out
+            if out is None:
+                self.command.run(self.command.read(values))
+                return
+            place = values.pop("out") or out.default.format(name=Path(values["recipe"] or "").stem)
+            if not place and out.required:
+                raise ConfigError(f"--out is missing: {out.help[0].lower()}{out.help[1:]}")
+            checked = out.check(place) if place else None
+            self.command.run(self.command.read(values), checked)
 
 
-def _keyword(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+def _parameters(command: Command) -> typing.Iterator[click.Parameter]:
+    if command.argument == "recipe":
+        yield click.Argument(["recipe"])
+    elif command.argument:
+        yield click.Argument(["words"], nargs=-1 if is_repeated(command.known[command.argument]) else 1, required=False)
+    for flag in command.options:
+        setting = command.setting(flag)
+        name = parameter_name(flag)
+        if setting.hint is bool:
+            yield click.Option([flag, name], is_flag=True, default=None)
+        else:
+            yield click.Option([flag, name], multiple=is_repeated(setting))
+    if command.out is not None:
+        yield click.Option(["--out", "-o", "out"])
+    if command.argument != "recipe":
+        yield click.Option(["--recipe", "recipe"])
+    yield click.Option(["--set", "set"], multiple=True)
+    for flag in command.grouped:
+        yield click.Option([flag, parameter_name(flag)], multiple=True)
+    yield click.Option(["--json", "json"], is_flag=True)
+    yield click.Option(["--quiet", "-q", "quiet"], is_flag=True)
+    yield click.Option(["--verbose", "-v", "verbose"], is_flag=True)
+    for flags, everything in ((["--help", "-h"], False), (["--help-all"], True)):
+        yield click.Option(flags, is_flag=True, is_eager=True, expose_value=False, callback=_help_callback(everything))
 
 
-def words(text: str) -> tuple[str, ...]:
-    """The parts between commas."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+def _help_callback(everything: bool) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def show(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+        if wanted:
+            from prism_prm.cli.help_page import command_help
+
+            click.echo(command_help(ctx.info_name or "", ctx.command.command, everything=everything))  # type: ignore[attr-defined]
+            ctx.exit()
+
+    return show
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers between commas, of the option -n."""
-    for word in words(text) or (text,):
-        if not word.isdecimal():
-            raise ConfigError(f"-n {word}: expected whole numbers, e.g. -n 1,4,16")
-    return tuple(map(int, words(text)))
+def unknown_option(name: str, command: Command, flag: str) -> str:
+    """The error for an option that a command does not have, with the spelling it should have."""
+    flag = flag if flag.startswith("-") else f"--{flag}"
+    word = flag.lstrip("-").removeprefix("no-").replace("-", "_")
+    if new := OLD_OPTIONS.get(f"{name} {flag}") or OLD_OPTIONS.get(flag):
+        return f"prism {name} has no option {flag}: write {new}"
+    ends = [setting for setting in command.known if setting == word or setting.endswith(f".{word}")]
+    if ends:
+        for short in command.grouped:
+            if any(ends[0].startswith(section) for section in GROUPED[short][0]):
+                return f"prism {name} has no option {flag}: write {short} {word}=VALUE"
+        return f"prism {name} has no option {flag}: write --set {' or --set '.join(f'{end}=VALUE' for end in ends)}"
+    near = difflib.get_close_matches(flag, command.options, n=1)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    return f"prism {name} has no option {flag}.{meant} See `prism {name} --help`."
 
 
-def prm_options(loading: LoadSettings, **more: Any) -> PrmOptions:
-    """How a command opens its PRMs; `more` are the fields of `PrmOptions` that `LoadSettings` has not."""
+class App(click.Group):
+    """The `prism` command, which imports a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return _ClickCommand(name, load(name)) if name in COMMANDS else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """The command, or an error that gives the right name."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            if new := OLD_COMMANDS.get(args[0]):
+                raise ConfigError(f"there is no command `prism {args[0]}`: write {new}")
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            meant = f" Did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"there is no command `prism {args[0]}`.{meant} See `prism --help`.")
+        return super().resolve_command(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        from prism_prm.cli.help_page import app_help
+
+        return app_help()
+
+
+def narrow(settings: Any, cls: type[T]) -> T:
+    """The part of a command's settings that a function of the library takes."""
+    return cls(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
+
+
+def prm_options(settings: Any, **more: Any) -> PrmOptions:
+    """How a command opens its PRMs: its sections [load], [critic] and [ray]; `more` are other fields of PrmOptions."""
     from prism_prm.backends.open_scorer import PrmOptions
 
-    return PrmOptions(**{one.name: getattr(loading, one.name) for one in dataclasses.fields(loading)}, **more)
+    loaded = {field.name: getattr(settings.load, field.name) for field in dataclasses.fields(settings.load)}
+    ray = settings.ray.given if hasattr(settings, "ray") else None
+    return PrmOptions(**{**loaded, "critic": settings.critic, "ray": ray, **more})
 
 
-def families_of(given: Sequence[str] | None, prms: Collection[str]) -> dict[str, str]:
+def check_store(store: Path | None) -> Path | None:
+    """The folder of the setting `store`, if it can be written."""
+    return None if store is None else check_folder(store, "--store")
+
+
+def families_of(given: Sequence[str], prms: Collection[str]) -> dict[str, str]:
     """PRM → its family, of the option --family: `FAMILY` is that of all PRMs, `NAME=FAMILY` that of one."""
     own: dict[str, str] = {}
     for_all: dict[str, str] = {}
-    for text in given or ():
+    for text in given:
         name, equals, family = text.partition("=")
         if equals and name in prms:
             named, known = {name: family}, own
@@ -233,81 +343,8 @@ def families_of(given: Sequence[str] | None, prms: Collection[str]) -> dict[str,
     return for_all | own
 
 
-def with_settings(**settings: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The command, whose parameters of these names become options."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def run(context: typer.Context, **values: Any) -> None:
-            def was_given(name: str) -> bool:
-                return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-
-            made = {name: options.collect(name, values, was_given) for name, options in settings.items()}
-            command(**values, **made)
-
-        def signature(*, whole: bool) -> inspect.Signature:
-            parameters = [_keyword("context", typer.Context)]
-            for name, parameter in inspect.signature(command).parameters.items():
-                if name not in settings:
-                    parameters.append(_keyword(name, hints[name], parameter.default))
-                elif whole:
-                    parameters += settings[name].parameters(name)
-            return inspect.Signature(parameters)
-
-        run.__annotations__ = {name: hint for name, hint in command.__annotations__.items() if name not in settings}
-        hints = typing.get_type_hints(run, include_extras=True)
-        vars(run).update(__signature__=signature(whole=False), signature=signature)
-        return run
-
-    return decorate
-
-
-MAY_BE_EMPTY = ("--system",)
-"""Options whose text may be empty."""
-
-
 def refuse_empty(words: Sequence[str]) -> None:
     """An empty word is usually an unset shell variable; as a path it would mean the current folder."""
     for before, word in zip(["", *words], words, strict=False):
-        if word == "" and before not in MAY_BE_EMPTY:
+        if word == "":
             raise ConfigError(f'{before if before.startswith("-") else "an argument"} "": is empty; give a value')
-
-
-class _ShortHelp:
-    """A help that leaves out what tells a reader nothing: the type of a switch, and limits out of reach."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, as the help shows them."""
-        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for one in found:
-            if getattr(one, "is_flag", False):
-                one.metavar = ""
-            if (getattr(one, "max", None) or 0) > REACHABLE:  # values are checked elsewhere
-                one.max = None
-        return found
-
-
-class Group(_ShortHelp, TyperGroup):
-    """The `prism` command."""
-
-
-class Command(_ShortHelp, TyperCommand):
-    """A command of `prism`."""
-
-
-class SettingsCommand(Command):
-    """A command `with_settings`: it gets their options when it is chosen."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Parse the arguments, with all options of the command."""
-        command = vars(self.callback)["__wrapped__"]
-        args = with_address(args)
-
-        @functools.wraps(command)
-        def whole(**values: Any) -> None:
-            command(**values)
-
-        vars(whole)["__signature__"] = command.signature(whole=True)
-        app = typer.Typer(add_completion=False, rich_markup_mode=self.rich_markup_mode)
-        app.command(self.name, epilog=self.epilog, cls=Command)(whole)
-        return typer.main.get_command(app).make_context(info_name, args, parent, **extra)

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from prism_prm.cli.options import out_folder
+from prism_prm.cli.options import Command, Out, narrow
+from prism_prm.cli.plan import show_plan
 from prism_prm.cli.processes import join_processes, num_processes
 from prism_prm.cli.ui import conclude, print_table, tell
-from prism_prm.paths import check_folder
-
-EXAMPLES = """
-**Examples**
-
-- The paper's recipe:
-
-  `prism train recipes/qwen2.5-math-prm-7b.toml --set 'data.inputs=["phase1_train.jsonl"]'`
-
-- On four GPUs, with a part of the model on each (`hardware.sharding = "fsdp"`, which this recipe sets):
-
-  `accelerate launch --config_file recipes/accelerate/gpus.yaml -m prism_prm train recipes/qwen2.5-math-prm-7b.toml`
-
-All settings: docs/training.md
-"""
+from prism_prm.plan.settings import PlanSettings
+from prism_prm.train.recipe import Recipe, check_places
 
 SHOWN = {
     "auroc": "AUROC", "fpr_at_tpr_90": "FPR at TPR 90", "fpr_at_0.5": "FPR at 0.5", "fnr_at_0.5": "FNR at 0.5",
@@ -33,36 +20,37 @@ SHOWN = {
 """Validation metrics of the closing table."""
 
 
-def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe: one TOML file (see recipes/).")],
-    out: Annotated[Path | None, out_folder("The run's folder. By default runs/NAME for NAME.toml.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a setting, e.g. --set train.lr=2e-6. May be repeated.")
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class TrainCommand(Recipe):
+    """The settings of `prism train`."""
+
+    plan: PlanSettings = field(default_factory=PlanSettings)
+
+
+def train(settings: TrainCommand, out: Path) -> None:
     """Train a PRM: pairs, margins of the base PRM, curriculum rounds, validation, the best round.
 
-    Rerun the same command to resume a stopped run. Every round writes a complete PRM folder under OUT/rounds, and
-    OUT/run.json names the best one.
+    Rerun to resume. Every round writes a complete PRM folder under OUT/rounds, and OUT/run.json names the best one.
+    With several GPUs, start it with `accelerate launch`.
     """
-    from prism_prm.train.recipe import check_places, load_recipe
-
-    settings = load_recipe(recipe, assignments or [])
-    folder = out or check_folder(str(Path("runs") / recipe.stem))
-    check_places(settings)
+    recipe = narrow(settings, Recipe)
+    if settings.plan.hardware:
+        show_plan(recipe, settings.plan)
+        return
+    check_places(recipe)
     from accelerate import Accelerator
 
     from prism_prm.train.train_prm import train_prm
 
     if num_processes() > 1:
         join_processes()
-    accelerator = Accelerator(mixed_precision=settings.hardware.mixed_precision)
-    finished = train_prm(settings, folder, accelerator=accelerator)
+    accelerator = Accelerator(mixed_precision=recipe.hardware.mixed_precision)
+    finished = train_prm(recipe, out, accelerator=accelerator)
     if accelerator.is_main_process:
-        conclude(lambda: finished, lambda: _print(finished, folder))
+        conclude(lambda: finished, lambda: _show(finished, out))
 
 
-def _print(finished: dict[str, Any], folder: Path) -> None:
+def _show(finished: dict[str, Any], folder: Path) -> None:
     names = [name for name in SHOWN if any(name in result for result in finished["rounds"].values())]
     rows = [
         [name, *(f"{result[key]:.3f}" if key in result else "–" for key in names)]
@@ -73,3 +61,20 @@ def _print(finished: dict[str, Any], folder: Path) -> None:
     if finished["beats_base"] is False:
         tell(f"No round is better than the base PRM in {finished['criterion']}.")
     tell(f"Best round by {finished['criterion']}: {finished['best']}")
+
+
+COMMAND = Command(
+    TrainCommand,
+    train,
+    argument="recipe",
+    out=Out("The run's folder. By default runs/NAME for NAME.toml.", default="runs/{name}"),
+    options={"--plan": "plan.hardware"},
+    examples={
+        "The paper's recipe":
+            "prism train recipes/qwen2.5-math-prm-7b.toml --set 'data.inputs=[\"phase1_train.jsonl\"]'",
+        "What it will take on four 48 GB cards": "prism train recipes/qwen2.5-math-prm-7b.toml --plan 4xa6000",
+        "On four GPUs, with a part of the model on each":
+            "accelerate launch --config_file recipes/accelerate/gpus.yaml -m prism_prm train "
+            "recipes/qwen2.5-math-prm-7b.toml",
+    },
+)  # fmt: skip

@@ -1,0 +1,136 @@
+"""The help of `prism` and of its commands: one screen with `--help`, every setting with `--help-all`."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+import shutil
+import typing
+from collections.abc import Iterable
+from itertools import groupby
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from prism_prm.cli.options import COMMANDS, GROUPED, Command, is_repeated, metavar
+from prism_prm.config import Setting
+
+WIDEST = 100
+"""Columns; longer lines are hard to read."""
+Row = tuple[str, str]
+"""An option or setting, and its help."""
+
+
+def app_help() -> str:
+    """The help of `prism` itself."""
+    page = _Page()
+    page.print("Train, measure and use process reward models (PRMs): models that score each step of a chain of reasoning.")
+    page.print("\n[bold]Usage[/]  prism COMMAND …")
+    for group, named in groupby(COMMANDS.items(), key=lambda item: item[1][0]):
+        page.rows(group, [(name, summary) for name, (_, summary) in named], width=12)
+    page.print(
+        "\n`prism COMMAND --help` shows a command on one screen, `--help-all` every setting; `prism --version` the version."
+    )
+    return page.text
+
+
+def command_help(name: str, command: Command, *, everything: bool) -> str:
+    """The help of a command; with `everything`, all of its settings."""
+    page = _Page()
+    words = "RECIPE" if command.argument == "recipe" else ""
+    if command.argument and not words:
+        setting = command.known[command.argument]
+        words = metavar(setting).rstrip("S") + ("..." if is_repeated(setting) else "")
+    page.print(f"[bold]Usage[/]  prism {name} {words + ' ' if words else ''}\\[OPTIONS]")
+    page.print("\n" + _escape(command.text))
+    rows = [_option_row(command, flag, brief=not everything) for flag in command.options]
+    if command.argument:
+        about = "A TOML file of settings (see recipes/)."
+        if command.argument != "recipe":
+            about = _text(command.known[command.argument], brief=not everything)
+        rows.insert(0, (words, about))
+    if command.out is not None:
+        kind = "FILE" if command.out.ending else "FOLDER"
+        rows.append((f"-o, --out {kind}", command.out.help))
+    page.rows("Options", rows)
+    common = [] if command.argument == "recipe" else [("--recipe FILE", "A TOML file of settings; options override it.")]
+    common += [(f"{flag} KEY=VALUE", GROUPED[flag][1]) for flag in command.grouped]
+    common += [
+        ("--set KEY=VALUE", "Any setting (see --help-all), by its name or the end of it."),
+        ("--json, -q, -v", "Print the result as JSON; show less; show more."),
+        ("-h, --help-all", "This screen; every setting."),
+    ]
+    page.rows("Common options", common)
+    if everything:
+        shown = {name for names in command.options.values() for name in ([names] if isinstance(names, str) else names)}
+        rest = [one for one in command.known.values() if one.name not in shown and one.name != command.argument]
+        for section, settings in groupby(rest, key=lambda one: one.name.rpartition(".")[0]):
+            title = f"Settings \\[{section}]" if section else "Settings"
+            page.rows(title, [_setting_row(one) for one in settings])
+    page.print("\n[bold]Examples[/]")
+    for about, line in command.examples.items():
+        page.print(f"  [dim]# {_escape(about)}[/]")
+        page.print(Padding(Text(line), (0, 0, 0, 2)))
+    return page.text
+
+
+def _option_row(command: Command, flag: str, *, brief: bool) -> Row:
+    setting = command.setting(flag)
+    value = metavar(setting)
+    return f"{flag} {value}".strip(), _text(setting, brief=brief)
+
+
+def _setting_row(setting: Setting) -> Row:
+    return setting.name, _text(setting, brief=False)
+
+
+def _text(setting: Setting, *, brief: bool) -> str:
+    """The help of a setting, with its choices and its default; `brief`: its first sentence."""
+    text = re.split(r"(?<=[.;:]) (?=[A-Z])", setting.text)[0] if brief else setting.text
+    if brief and setting.hint is not bool and is_repeated(setting):
+        text += " Repeatable."
+    default = setting.default
+    if setting.shown:
+        return f"{text} [{setting.shown}]" if not brief else text
+    if default in (None, "", (), False) or default is dataclasses.MISSING or typing.get_origin(setting.hint) is dict:
+        return text
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    return text if brief and len(shown) > 12 else f"{text} [{shown}]"
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+class _Page:
+    """Text as wide as the terminal, with colors where it is one."""
+
+    def __init__(self) -> None:
+        width = min(WIDEST, shutil.get_terminal_size().columns)
+        self._console = Console(
+            file=io.StringIO(), width=width, highlight=False, emoji=False, force_terminal=Console().is_terminal or None
+        )
+
+    @property
+    def text(self) -> str:
+        file = self._console.file
+        assert isinstance(file, io.StringIO)
+        return re.sub(r"[ ]+$", "", file.getvalue(), flags=re.M).rstrip("\n")
+
+    def print(self, what: object) -> None:
+        self._console.print(what)
+
+    def rows(self, title: str, rows: Iterable[Row], width: int = 0) -> None:
+        """A titled list of names and their texts, in two columns."""
+        rows = list(rows)
+        self.print(f"\n[bold]{title}[/]")
+        table = Table.grid(padding=(0, 2), expand=True)
+        widest = max(len(name) for name, _ in rows)
+        table.add_column(width=width or min(widest, 24), no_wrap=False)
+        table.add_column(ratio=1)
+        for name, text in rows:
+            table.add_row(Text(name, style="cyan"), Text(text))
+        self.print(Padding(table, (0, 0, 0, 2)))
