@@ -159,7 +159,11 @@ def critic_options() -> Options:
 
 def ray_options() -> Options:
     """The options of a command whose work a Ray cluster can do."""
-    return Options("prism_prm.ray:RaySettings", {"Ray": ("ray", "workers", "gpus_per_worker", "cpus_per_worker")})
+    return Options(
+        "prism_prm.ray:RaySettings",
+        {"Ray": ("address", "workers", "gpus_per_worker", "cpus_per_worker")},
+        names={"address": "--ray"},
+    )
 
 
 def with_address(words: Sequence[str]) -> list[str]:
