@@ -39,14 +39,14 @@ EXAMPLES = """
 What the numbers assume: docs/scale.md
 """
 _GIB = 2**30
-_SHORT = {"gradients": "grads", "optimiser": "optim", "activations": "activ", "temporary": "temp"}
+_SHORT = {"gradients": "grads", "optimizer": "optim", "activations": "activ", "temporary": "temp"}
 """Parts of memory as the columns of a narrow table name them."""
 
 
 @with_settings(
     cluster=Options(
         "prism_prm.plan.costs:Cluster",
-        {"Hardware": ("gpu", "count", "gpu_memory", "gpu_tflops", "utilisation")},
+        {"Hardware": ("gpu", "count", "gpu_memory", "gpu_tflops", "utilization")},
     ),
     loading=Options(LOADING, {"Scoring": ("family", "dtype", "attn", "token_budget", "context", "on_too_long")}),
 )
@@ -127,7 +127,7 @@ def _show(found: Plan) -> None:
         shown = [updates, number(stage.tokens), ratio, f"{stage.flops:.2e}", f"{stage.efficiency:.0%}"]
         rows.append([stage.name + times, *shown, f"{stage.hours * stage.times:.2f}"])
     headers = ["stage", "updates", "tokens", "packing", "FLOPs", "busy", "hours"]
-    print_table(f"{found.kind} on {cluster.count} × {cluster.gpu}, at {cluster.utilisation:.0%} of peak", headers, rows)
+    print_table(f"{found.kind} on {cluster.count} × {cluster.gpu}, at {cluster.utilization:.0%} of peak", headers, rows)
     parts = list(dict.fromkeys(part for one in found.fits for part in one.memory.parts))
     rows = [
         [
