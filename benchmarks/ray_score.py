@@ -61,7 +61,7 @@ def main() -> None:
         stack.callback(ray.shutdown)
         here, one, two = "this process, one thread", "one worker", "two workers"
         prms = {here: load_prm(folder)} | {
-            name: stack.enter_context(opened_prm(folder, PrmOptions(ray=RaySettings(ray="local", workers=count))))
+            name: stack.enter_context(opened_prm(folder, PrmOptions(ray=RaySettings(address="local", workers=count))))
             for name, count in {one: 1, two: 2}.items()
         }
         for prm in prms.values():

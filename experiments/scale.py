@@ -36,7 +36,7 @@ from prism_prm.plan.costs import (
     training_flops,
     training_memory,
 )
-from prism_prm.plan.plan_run import Stand
+from prism_prm.plan.plan_run import StandIn
 from prism_prm.plan.skeleton import RoundCount, Skeleton, count_round, load_skeleton
 from prism_prm.train.batches import RowLimits
 from prism_prm.train.loop import TrainingRound
@@ -182,7 +182,7 @@ def paper_table(model: ModelSizes) -> str:
     choices: dict[str, tuple[Setup, bool]] = {
         "full, DDP, 32-bit weights": (Setup(4, 2), False),
         "full, DDP, 16-bit weights and optimiser": (Setup(2, 2), False),
-        "full, DDP, 16-bit weights, 8-bit optimiser": (Setup(2, 2, optimiser=2), False),
+        "full, DDP, 16-bit weights, 8-bit optimiser": (Setup(2, 2, optimizer=2), False),
         "full, FSDP2, 32-bit weights": (Setup(4, 2), True),
         "full, FSDP2, 16-bit weights and optimiser": (Setup(2, 2), True),
         "LoRA, DDP, 32-bit weights": (Setup(4, 2, **lora), False),  # type: ignore[arg-type]
@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--trees", type=int, default=20)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    skeletons = {name: load_skeleton(name, stand=Stand(name, arguments.tokenizer), fresh=True) for name in MODELS}
+    skeletons = {name: load_skeleton(name, stand_in=StandIn(name, arguments.tokenizer), fresh=True) for name in MODELS}
     models = {name: one.sizes for name, one in skeletons.items()}
     prm = skeletons[MODELS[0]]
     works = workloads(Path(os.environ["PRISM_DATA"]), arguments.trees)

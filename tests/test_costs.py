@@ -134,16 +134,16 @@ def test_operations_by_hand() -> None:
 
 
 def test_bytes_by_hand() -> None:
-    """2 · (144 + 16) + 40 + 4 + 30 = 394 numbers: 4 bytes each as weights and gradients, 8 in the optimiser."""
+    """2 · (144 + 16) + 40 + 4 + 30 = 394 numbers: 4 bytes each as weights and gradients, 8 in the optimizer."""
     assert TINY.parameters == 394
     found = training_memory(TINY, Batch(10, 100, 3), Setup())
-    assert [found.parts[name] for name in ("weights", "gradients", "optimiser")] == [1576, 1576, 3152]
+    assert [found.parts[name] for name in ("weights", "gradients", "optimizer")] == [1576, 1576, 3152]
     norms, attention, mlp = 2 * 4 * 12, 4 * 4 * 4 + 4 * 2, 4 * 8 * 4
     assert found.parts["activations"] == 2 * 10 * (norms + attention + mlp)
     saving = training_memory(TINY, Batch(10, 100, 3), Setup(checkpointing=True))
     assert saving.parts["activations"] == 2 * 10 * 4 * 4 + 10 * (norms + attention + mlp)
     sharded = training_memory(TINY, Batch(10, 100, 3), Setup(gpus=4, sharded=True))
-    assert [sharded.parts[name] for name in ("weights", "gradients", "optimiser")] == [394, 394, 788]
+    assert [sharded.parts[name] for name in ("weights", "gradients", "optimizer")] == [394, 394, 788]
     adapters = training_memory(TINY, Batch(10, 100, 3), Setup(rank=1, targets=TARGETS))
     assert adapters.parts["gradients"] == 4 * (2 * (8 + 6 + 6 + 8 + 12 + 12 + 12) + 30)
     once = training_memory(TINY, Batch(10, 100, 3), Setup(accumulates=False))

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from prism_prm.backends.load_prm import init_prm
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.backends.policy import PolicySettings
+from prism_prm.config import settings_of
 from prism_prm.data.pair_examples import Examples
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.evaluate.score_files import score_files
@@ -25,7 +26,8 @@ from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import Row
 from prism_prm.models.prm import pair_cost
 from prism_prm.plan.costs import GIB, GPUS, Batch, Cluster, Setup, training_memory
-from prism_prm.plan.plan_run import SIZES, ScoringJob, Stand, plan_run
+from prism_prm.plan.plan_run import SIZES, ScoringJob, StandIn, plan_run
+from prism_prm.plan.plan_settings import PlanSettings
 from prism_prm.plan.plan_training import remedies
 from prism_prm.plan.skeleton import backbone_sizes, batch_of, count_round, load_skeleton
 from prism_prm.search.recipes import SearchRecipe
@@ -98,7 +100,7 @@ def test_tokens_and_updates_are_those_of_the_run(place: Path, tmp_path: Path) ->
     assert most.examples >= sum(stage.examples for stage in planned.values())
     assert most.ratio is not None
     assert most.ratio > 1.5
-    assert any("--margins" in note for note in plan_run(place / "recipe.toml", CPU).notes)
+    assert any("plan.margins=" in note for note in plan_run(place / "recipe.toml", CPU).notes)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 40])
@@ -166,7 +168,7 @@ def test_attention_counts_what_each_kernel_computes(tiny_lm: Callable[..., Path]
 
 @pytest.mark.parametrize("name", SIZES)
 def test_known_sizes_are_the_published_ones(name: str) -> None:
-    sizes, _, notes = backbone_sizes("some/model", Stand(name))
+    sizes, _, notes = backbone_sizes("some/model", StandIn(name))
     assert sizes.parameters == PUBLISHED[name]
     assert notes == (f"sizes of {name}",)
 
@@ -184,22 +186,24 @@ def test_no_weights_are_needed(place: Path, tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_at_hand(place: Path, tmp_path: Path) -> None:
     hub = ["base.prm=some/prm"]
-    with pytest.raises(ModelError, match=r"some/prm: .*HF_HUB_OFFLINE is set.*give --config FOLDER"):
+    with pytest.raises(ModelError, match=r"some/prm: .*HF_HUB_OFFLINE is set.*plan.config=FOLDER"):
         plan_run(place / "recipe.toml", assignments=hub)
-    with pytest.raises(ConfigError, match=r"--tokenizer FOLDER"):
+    with pytest.raises(ConfigError, match=r"--set plan.tokenizer=FOLDER"):
         plan_run(place / "recipe.toml", assignments=[*hub, "base.family=qwen"], config=["qwen2.5-7b"])
-    with pytest.raises(ModelError, match=r"--config nosuch: neither a folder with config.json nor one of qwen2.5-0.5b"):
+    with pytest.raises(
+        ModelError, match=r"plan.config = nosuch: neither a folder with config.json nor one of qwen2.5-0.5b"
+    ):
         plan_run(place / "recipe.toml", config=["nosuch"])
     with pytest.raises(DataError, match=r"no such table of margins"):
         plan_run(place / "recipe.toml", margins=tmp_path / "nosuch.parquet")
     (tmp_path / "grpo.toml").write_text('policy = "x"\n[problems]\ntrain = "y"\n')
-    with pytest.raises(ConfigError, match=r"a recipe of `prism grpo`, which `prism plan` does not cover"):
+    with pytest.raises(ConfigError, match=r"a recipe of `prism grpo`, which cannot be planned"):
         plan_run(tmp_path / "grpo.toml")
     with pytest.raises(ConfigError, match=r"Unknown GPU 'mine'"):
         Cluster("mine")
 
 
-SEVEN = backbone_sizes("some/model", Stand("qwen2.5-7b"))[0]
+SEVEN = backbone_sizes("some/model", StandIn("qwen2.5-7b"))[0]
 MIXED = Setup(weights=4, compute=2)
 LARGE = Batch(8192, 8192 * 4096, 128)
 
@@ -221,17 +225,17 @@ def test_settings_that_are_named_do_fit() -> None:
 
 
 def test_hours_follow_from_operations(place: Path) -> None:
-    """Twice the utilisation is half the time; the busiest of the GPUs decides."""
-    one = plan_run(place / "recipe.toml", Cluster("h100", utilisation=0.2))
-    assert plan_run(place / "recipe.toml", Cluster("h100", utilisation=0.4)).hours == pytest.approx(one.hours / 2)
+    """Twice the utilization is half the time; the busiest of the GPUs decides."""
+    one = plan_run(place / "recipe.toml", Cluster("h100", utilization=0.2))
+    assert plan_run(place / "recipe.toml", Cluster("h100", utilization=0.4)).hours == pytest.approx(one.hours / 2)
     training = next(stage for stage in one.stages if stage.updates)
     assert training.hours == pytest.approx(training.flops / (67e12 * 0.2) / 3600), "a recipe in 32 bits"
     assert training.efficiency == 1
-    many = plan_run(place / "recipe.toml", Cluster("h100", count=32, utilisation=0.2))
+    many = plan_run(place / "recipe.toml", Cluster("h100", count=32, utilization=0.2))
     spread = next(stage for stage in many.stages if stage.updates)
     assert spread.hours > training.hours / 32
     assert spread.efficiency < 0.5
-    assert any("only to keep step" in note for note in many.notes)
+    assert any("only keep idle GPUs in step" in note for note in many.notes)
     assert many.facts()["gpu_hours"] == pytest.approx(many.hours * 32)
 
 
@@ -246,7 +250,7 @@ def test_a_search_is_planned_from_the_length_of_its_solutions(place: Path, tiny_
     weights, cached = (sum(one.memory.parts[part] for one in plan.fits[1:]) for part in ("weights", "KV cache"))
     room = 2 + (weights + 0.7 * cached) / GIB
     small = plan_run(recipe, Cluster("small", gpu_memory=room, gpu_tflops=1), solution_tokens=100)
-    assert small.remedies == ["--at-once 2"], "of three"
+    assert small.remedies == ["--set at_once=2"], "of three"
 
 
 def test_gpus_have_sensible_numbers() -> None:
@@ -265,3 +269,19 @@ def test_memory_is_within_a_fifth_of_what_training_takes(case: str, monkeypatch:
     found = plan_memory.run_case(case)
     assert found["predicted"] == pytest.approx(found["measured"], rel=0.2)
     assert sys.platform == "linux"
+
+
+def test_hardware_in_one_word() -> None:
+    for text, cluster in {
+        "h100": Cluster("h100"), "4xa6000": Cluster("a6000", 4), "8×RTX4090": Cluster("rtx4090", 8)
+    }.items():  # fmt: skip
+        assert PlanSettings(text).cluster() == cluster
+    for text in ("4x", "0xa6000", "4 a6000"):
+        with pytest.raises(ConfigError, match=r"must be a GPU, or several as in 4xa6000\. Known: rtx3090, .*b200"):
+            PlanSettings(text)
+    with pytest.raises(ConfigError, match=r"Unknown GPU 'a6000x4'\. .*--set plan\.gpu_tflops=…$"):
+        PlanSettings("a6000x4")
+
+
+def test_plan_settings_are_documented() -> None:
+    assert all(setting.text for setting in settings_of(PlanSettings).values())

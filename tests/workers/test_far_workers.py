@@ -31,7 +31,7 @@ from prism_prm.search.search_task import search_task
 cloudpickle = pytest.importorskip("cloudpickle")
 NUM_PROBLEMS = 7
 SAMPLING = Sampling(temperature=1.0, max_step_tokens=4, max_tokens=12, stop=" ")
-RAY = RaySettings(ray="auto", workers=2)
+RAY = RaySettings(address="auto", workers=2)
 
 
 def sent(thing: Any) -> Any:

@@ -220,7 +220,7 @@ def test_the_chunk_that_kills_workers_is_named_and_not_its_neighbour() -> None:
     ray = Ray()
     found = []
     with pytest.raises(
-        PrismError, match=rf"^item 13: {TRIES} workers died of it, the last on node box/1: The actor died for a reason"
+        PrismError, match=rf"^item 13: {TRIES} workers died on it, the last on node box/1: The actor died for a reason"
     ):
         found.extend(result for _, result in opened(ray, workers=1).run(poisoned, chunks(range(12, 16))))
     assert found == [22, 24, 25], "those that waited behind it at its worker were done"
@@ -277,8 +277,8 @@ def test_a_place_where_no_worker_gets_anywhere_is_given_up(said: list[str]) -> N
     assert found == list(range(10, 110))
     assert len(ray.actors) == 2 + TRIES
     assert said[-1] == (
-        f"Ray: worker {({1, 2, 3} - {slot.number for slot in workers._slots}).pop()} is given up, and 2 go on: {TRIES} "
-        "workers in a row died before they finished anything; the last one: the disk is full (on node box/1)"
+        f"Ray: worker {({1, 2, 3} - {slot.number for slot in workers._slots}).pop()} is not restarted, 2 continue: "
+        f"{TRIES} workers in a row died before they finished a chunk; the last one: the disk is full (on node box/1)"
     )
 
 
@@ -340,36 +340,36 @@ def nodes(*sizes: tuple[int, int]) -> Any:
 def test_workers_are_counted_node_by_node(
     sizes: Any, settings: Any, workers: int, gpus: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prism_prm.ray.cluster._ray", lambda: nodes(*sizes))
-    with connected(RaySettings(ray="auto", **settings)) as cluster:
+    monkeypatch.setattr("prism_prm.ray.cluster._import_ray", lambda: nodes(*sizes))
+    with connected(RaySettings(address="auto", **settings)) as cluster:
         assert (cluster.workers, cluster.gpus) == (workers, gpus)
 
 
 def test_workers_that_load_nothing_take_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prism_prm.ray.cluster._ray", lambda: nodes((8, 2)))
-    with connected(RaySettings(ray="auto"), loads=False) as cluster:
+    monkeypatch.setattr("prism_prm.ray.cluster._import_ray", lambda: nodes((8, 2)))
+    with connected(RaySettings(address="auto"), loads=False) as cluster:
         assert (cluster.workers, cluster.gpus) == (8, 0)
 
 
 @pytest.mark.parametrize(
     ("sizes", "settings", "said"),
-    [([(4, 0)] * 8, {"ray": "auto", "cpus_per_worker": 8},
-      "--ray auto: there is room for 0 of 1 worker of 8 CPU cores, on 8 × 4 CPU cores. Ask for less with --workers, "
-      "--cpus-per-worker or --gpus-per-worker, or name --workers to wait for nodes that are still to come."),
-     ([(2, 0)], {"ray": "local", "workers": 4},
-      "--ray: there is room for 2 of 4 workers of 1 CPU core, on 1 × 2 CPU cores. Ask for less with --workers, "
-      "--cpus-per-worker or --gpus-per-worker."),
-     ([(2, 0)], {"ray": "local", "workers": 1, "gpus_per_worker": 1},
+    [([(4, 0)] * 8, {"address": "auto", "cpus_per_worker": 8},
+      "--ray auto: there is room for 0 of 1 worker of 8 CPU cores, on 8 × 4 CPU cores. Ask for less with -R workers=…, "
+      "-R cpus_per_worker=… or -R gpus_per_worker=…, or set -R workers=… to wait for more nodes."),
+     ([(2, 0)], {"address": "local", "workers": 4},
+      "--ray: there is room for 2 of 4 workers of 1 CPU core, on 1 × 2 CPU cores. Ask for less with -R workers=…, "
+      "-R cpus_per_worker=… or -R gpus_per_worker=…."),
+     ([(2, 0)], {"address": "local", "workers": 1, "gpus_per_worker": 1},
       "--ray: there is room for 0 of 1 worker of 1 CPU core and 1 GPU, on 1 × 2 CPU cores. Ask for less with "
-      "--workers, --cpus-per-worker or --gpus-per-worker."),
-     ([(0, 0)], {"ray": "auto", "workers": 8},
-      "--ray auto: there is room for 0 of 8 workers, and no node has a GPU yet. To wait for more nodes, say what they "
-      "bring: --gpus-per-worker 1, or --gpus-per-worker 0 to run on CPUs.")],
+      "-R workers=…, -R cpus_per_worker=… or -R gpus_per_worker=…."),
+     ([(0, 0)], {"address": "auto", "workers": 8},
+      "--ray auto: there is room for 0 of 8 workers, and no node has a GPU yet. To wait for nodes with GPUs, set "
+      "-R gpus_per_worker=1; to run on CPUs, set -R gpus_per_worker=0.")],
 )  # fmt: skip
 def test_workers_that_can_never_start_are_refused(
     sizes: Any, settings: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prism_prm.ray.cluster._ray", lambda: nodes(*sizes))
+    monkeypatch.setattr("prism_prm.ray.cluster._import_ray", lambda: nodes(*sizes))
     with pytest.raises(ConfigError) as raised, connected(RaySettings(**settings)):
         pass
     assert str(raised.value) == said
@@ -378,8 +378,8 @@ def test_workers_that_can_never_start_are_refused(
 def test_who_waits_says_what_for(said: list[str]) -> None:
     RayPool(Connection(Ray(), 8, 4, 1.0, 3), make_ten, (), None)
     assert said == ["Ray: 8 workers of 4 CPU cores and 1 GPU; 5 of them wait for more nodes"]
-    waiting = Connection(nodes((4, 1)), 8, 4, 1.0, 3).waiting()
-    assert waiting == "each needs 4 CPU cores and 1 GPU of one node, and free in all are 2 CPU cores and 1 GPU"
+    shortage = Connection(nodes((4, 1)), 8, 4, 1.0, 3).describe_shortage()
+    assert shortage == "each needs 4 CPU cores and 1 GPU on one node, and the cluster has 2 CPU cores and 1 GPU free"
 
 
 def test_an_error_of_an_item_is_the_users_with_its_node() -> None:
@@ -435,7 +435,7 @@ def test_workers_that_never_start() -> None:
         raise LostError
 
     ray = Ray()
-    with pytest.raises(PrismError, match=f"^{TRIES} workers in a row died before they finished anything; the last one"):
+    with pytest.raises(PrismError, match=f"^{TRIES} workers in a row died before they finished a chunk; the last one"):
         opened(ray, workers=1, make=dies).ask(str)
     assert len(ray.actors) == TRIES
 
@@ -492,7 +492,7 @@ def test_a_node_without_the_package() -> None:
     def bare(_found: Mapping[str, str]) -> int:
         raise ModuleNotFoundError("No module named 'prism_prm'")
 
-    with pytest.raises(ConfigError, match=r"^a node of the cluster has no prism-prm; install it on all of them"):
+    with pytest.raises(ConfigError, match=r"^a node of the cluster has no prism-prm; install prism-prm\[ray\] on"):
         opened(Ray(), make=bare).ask(str)
 
 
@@ -503,8 +503,8 @@ def test_a_node_without_the_package() -> None:
 )  # fmt: skip
 def test_a_cluster_that_does_not_answer(address: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ray: Any = SimpleNamespace(is_initialized=lambda: False, init=raises(ConnectionError("no such\nplace")))
-    monkeypatch.setattr("prism_prm.ray.cluster._ray", lambda: ray)
-    with pytest.raises(PrismError, match=said), connected(RaySettings(ray=address)):
+    monkeypatch.setattr("prism_prm.ray.cluster._import_ray", lambda: ray)
+    with pytest.raises(PrismError, match=said), connected(RaySettings(address=address)):
         pass
 
 
@@ -558,9 +558,9 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert RaySettings().given is None
     with pytest.raises(MissingExtraError, match=r"^This needs Ray\. Install it with: pip install 'prism-prm\[ray\]'$"):
-        RaySettings(ray="local").given  # noqa: B018
+        RaySettings(address="local").given  # noqa: B018
     monkeypatch.setitem(sys.modules, "ray", None)
-    cluster = prism_workers.Ray(RaySettings(ray="local"))
+    cluster = prism_workers.Ray(RaySettings(address="local"))
     with pytest.raises(MissingExtraError, match="prism-prm"), cluster.open(Opening(make_ten)):
         pass
 
@@ -584,10 +584,11 @@ def test_ray_without_an_address_is_this_machine(words: str, meant: str) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({"ray": "trees.jsonl"}, "must be HOST:PORT, auto"), ({"workers": 2}, "needs --ray"),
+    [({"address": "trees.jsonl"}, "must be HOST:PORT, ray"), ({"workers": 2}, "needs --ray"),
      ({"gpus_per_worker": 1.0}, "needs --ray"), ({"cpus_per_worker": 2}, "needs --ray"),
-     ({"ray": "auto", "workers": 0}, "must be 1 or more"), ({"ray": "auto", "gpus_per_worker": -1.0}, "0 or more"),
-     ({"ray": "auto", "gpus_per_worker": 1.5}, "must be a whole number")],
+     ({"address": "auto", "workers": 0}, "must be 1 or more"),
+     ({"address": "auto", "gpus_per_worker": -1.0}, "0 or more"),
+     ({"address": "auto", "gpus_per_worker": 1.5}, "must be a whole number")],
 )  # fmt: skip
 def test_settings_that_make_no_sense(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
@@ -603,7 +604,7 @@ resources = {{"Alive": True, "Resources": {{"CPU": 2}}}}
 sys.modules["ray"] = types.SimpleNamespace(is_initialized=lambda: True, nodes=lambda: [resources])
 from prism_prm.ray.cluster import connected
 from prism_prm.ray import RaySettings
-with connected(RaySettings(ray="auto", workers=1)):
+with connected(RaySettings(address="auto", workers=1)):
     {end}
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -93,7 +93,7 @@ class Spread:
 @pytest.fixture(scope="module")
 def spread(cluster: RayCluster, place: Path) -> Iterator[Spread]:
     said: list[str] = []
-    settings = RaySettings(ray=cluster.address, workers=3)
+    settings = RaySettings(address=cluster.address, workers=3)
     with shown_on(Console(said.append)), opened_prm(place / "prm", PrmOptions(ray=settings)) as prm:
         found = Spread(prm, said)
         found.wait_for_all()
@@ -164,7 +164,7 @@ def test_a_node_without_the_folder_gets_one_copy(
     from prism_prm.ray.cluster import pack
 
     make = partial(_make, place="/elsewhere/prm", options={})
-    settings = RaySettings(ray=cluster.address, workers=1)
+    settings = RaySettings(address=cluster.address, workers=1)
     with Ray(settings).open(Opening(make, ("/elsewhere/prm",)), alike=methodcaller("identity")) as workers:
         assert workers.ask(methodcaller("identity")) == load_prm(place / "prm").identity()
     assert sum("copying /elsewhere/prm" in line for line in said) == 1

@@ -89,7 +89,7 @@ def num_done(folder: Path) -> int:
 def test_samples_are_those_of_one_process(cluster: RayCluster, place: Path, tmp_path: Path) -> None:
     """The other two are compared when a worker or the driver was killed."""
     sample(place, tmp_path / "one")
-    sample(place, tmp_path / "two", RaySettings(ray=cluster.address, workers=2))
+    sample(place, tmp_path / "two", RaySettings(address=cluster.address, workers=2))
     assert results(tmp_path / "two") == results(tmp_path / "one")
 
 
@@ -106,10 +106,10 @@ def kill_worker(
     import ray
 
     enough, killed = random.Random(seed).randrange(1, NUM_PROBLEMS - 4), list[int]()
-    answering = RayPool._answering
+    answering = RayPool._wait
 
     def kills(self: Any) -> Any:
-        """Portions were just given to all who are free. A worker is stopped to see whether it has answered."""
+        """Chunks were just given to all free workers. A worker is stopped to see whether it has answered."""
         for slot in self._slots:
             if num_done(folder / "killed") >= enough and not killed and slot.queue:
                 os.kill(slot.process, signal.SIGSTOP)
@@ -119,8 +119,8 @@ def kill_worker(
         return answering(self)
 
     with patch.context() as patched:
-        patched.setattr(RayPool, "_answering", kills)
-        work(place, folder / "killed", RaySettings(ray=cluster.address, workers=2))
+        patched.setattr(RayPool, "_wait", kills)
+        work(place, folder / "killed", RaySettings(address=cluster.address, workers=2))
     assert killed
     assert any("was lost (The" in line for line in said), said
     work(place, folder / "one")
@@ -133,7 +133,7 @@ def kill_driver(cluster: RayCluster, place: Path, folder: Path, name: str, seed:
     enough = random.Random(seed).randrange(1, NUM_PROBLEMS - 2)
     script = "import sys, killing, test_ray_problems as t; from pathlib import Path\n"
     script += f"if sys.argv[1:]: killing.kill_before('prism_prm.job:Journal.append', {enough + 1})\n"
-    script += f"ray = t.RaySettings(ray={cluster.address!r}, workers={workers})\n"
+    script += f"ray = t.RaySettings(address={cluster.address!r}, workers={workers})\n"
     script += f"t.{name}(Path({str(place)!r}), Path({str(folder / 'killed')!r}), ray)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     for words, status in ((["killed"], -signal.SIGKILL), ([], 0)):

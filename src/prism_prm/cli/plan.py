@@ -8,7 +8,7 @@ from prism_prm.cli.ui import conclude, print_table, tell
 
 if TYPE_CHECKING:
     from prism_prm.plan.plan_run import Plan, ScoringJob
-    from prism_prm.plan.settings import PlanSettings
+    from prism_prm.plan.plan_settings import PlanSettings
     from prism_prm.search.recipes import SearchRecipe
     from prism_prm.train.recipe import Recipe
 

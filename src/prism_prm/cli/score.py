@@ -15,7 +15,7 @@ from prism_prm.data.formats import ReadOptions
 from prism_prm.errors import ConfigError
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.paths import named_places
-from prism_prm.plan.settings import PlanSettings
+from prism_prm.plan.plan_settings import PlanSettings
 from prism_prm.ray import RaySettings
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from prism_prm.config import Count
 from prism_prm.console import say
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.paths import named_places
-from prism_prm.plan.settings import PlanSettings
+from prism_prm.plan.plan_settings import PlanSettings
 from prism_prm.ray import RaySettings
 from prism_prm.search.recipes import SearchRecipe
 

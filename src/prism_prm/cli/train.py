@@ -10,7 +10,7 @@ from prism_prm.cli.options import Command, Out, narrow
 from prism_prm.cli.plan import show_plan
 from prism_prm.cli.processes import join_processes, num_processes
 from prism_prm.cli.ui import conclude, print_table, tell
-from prism_prm.plan.settings import PlanSettings
+from prism_prm.plan.plan_settings import PlanSettings
 from prism_prm.train.recipe import Recipe, check_places
 
 SHOWN = {

@@ -1,1 +1,1 @@
-"""Planning: what a run will take, from data, tokenizer and config, before any weights are loaded."""
+"""Plans: tokens, memory, disk and hours of a run, from data, tokenizer and config, without loading weights."""

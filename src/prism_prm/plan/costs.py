@@ -1,8 +1,8 @@
-"""What a pass through a transformer costs, from its sizes alone: operations and bytes, and what GPUs have.
+"""FLOPs and bytes of a pass through a transformer, from its sizes alone, and the speed and memory of GPUs.
 
-Pure arithmetic, without torch. A multiplication and an addition count as two operations, as in torch's flop counter;
-norms, activations and softmaxes are left out, as there. The model is a decoder of equal layers: attention, then a gated
-or plain MLP.
+Pure arithmetic, without torch. As in torch's flop counter, a multiplication and an addition count as two operations,
+and norms, activation functions and softmaxes do not count. The model is a decoder of equal layers: attention, then a
+gated or plain MLP.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from prism_prm.config import Count, Positive, Range, check
 from prism_prm.errors import ConfigError
 
 Kernel = Literal["dense", "flex", "blocks", "math"]
-"""How attention runs: fused with a dense mask, flex attention, block by block on a CPU, or unfused."""
+"""The attention kernel: fused with a dense mask, flex attention, block by block on a CPU, or unfused."""
 BACKWARD = {"dense": 2.5, "flex": 2.5, "blocks": 2.5, "math": 2.0}
-"""What the backward pass of attention costs, in forward passes: fused kernels compute the scores a second time."""
+"""The cost of attention's backward pass in forward passes. Fused kernels compute the scores twice."""
 READ_FIRST = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value")
-"""The matrices of a layer that read its input."""
+"""The matrices that read a layer's input."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A linear layer's weights."""
+    """The weights of a linear layer."""
 
     name: str
     inputs: int
@@ -46,19 +46,19 @@ class ModelSizes:
     matrices: tuple[Matrix, ...]
     """The matrices of one layer, in the order in which they run."""
     small: int
-    """The numbers in a layer's norms and biases."""
+    """Parameters in the norms and biases of a layer."""
     embedding: int
-    """The numbers in the embedding."""
+    """Parameters in the embedding."""
     rest: int
-    """The numbers in what is neither layer, embedding nor head, such as the last norm."""
+    """Parameters outside the layers, the embedding and the head, such as the last norm."""
     head: int
-    """The numbers in the PRM's head; 0 where it is the embedding."""
+    """Parameters in the PRM's head; 0 if it is tied to the embedding."""
     head_flops: int
-    """Operations per read of the head's forward pass."""
+    """FLOPs of the head's forward pass per read."""
 
     @property
     def linear(self) -> int:
-        """The numbers in a layer's matrices."""
+        """Parameters in the matrices of a layer."""
         return sum(matrix.size for matrix in self.matrices)
 
     @property
@@ -77,13 +77,13 @@ class ModelSizes:
 
     @property
     def gated(self) -> bool:
-        """Whether two matrices lead into the MLP, one of them as a gate."""
+        """Whether the MLP has a gate."""
         return sum(matrix.outputs == self.intermediate for matrix in self.matrices[-3:-1]) == 2
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one pass runs."""
+    """The size of one forward pass."""
 
     tokens: int
     """Including padding."""
@@ -91,10 +91,10 @@ class Batch:
     """(query, key) products that attention computes per head and layer."""
     reads: int
     keys: int = 0
-    """With kernel `blocks`: keys that are gathered, over all blocks."""
+    """With kernel `blocks`: gathered keys, summed over all blocks."""
 
     def order(self) -> tuple[int, int]:
-        """Sorts passes by size."""
+        """The sort key by size."""
         return self.tokens, self.pairs
 
     def __add__(self, other: Batch) -> Batch:
@@ -105,45 +105,45 @@ class Batch:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a model is held and trained; sizes are in bytes."""
+    """How a model is stored and trained; sizes are in bytes."""
 
     weights: int = 4
-    """Per weight."""
+    """Bytes per weight."""
     compute: int = 4
-    """Per activation: less than `weights` in mixed precision."""
+    """Bytes per activation: less than `weights` in mixed precision."""
     kernel: Kernel = "dense"
     checkpointing: bool = False
     frozen: int = 0
-    """The lowest layers that are not trained; the embedding is not either then."""
+    """Frozen lowest layers. With any, the embedding is frozen too."""
     kept: bool = False
-    """Whether the frozen layers' states are read and not computed."""
+    """Whether the frozen layers' activations are read from a cache."""
     rank: int = 0
-    """The rank of low-rank adapters; with 0 the weights themselves are trained."""
+    """The rank of low-rank adapters. With 0, the weights themselves are trained."""
     targets: tuple[str, ...] = ()
     """The matrices that have adapters."""
-    optimiser: int | None = None
-    """Per trained weight; by default two averages in the dtype of the weights."""
+    optimizer: int | None = None
+    """Bytes per trained weight. By default two averages in the dtype of the weights."""
     accumulates: bool = True
-    """Whether an update has several passes, so that all gradients are there during the last one."""
+    """Whether an update has several passes, so that all gradients are in memory during the last one."""
     on_cpu: bool = False
-    """A CPU's optimiser works on one tensor at a time."""
+    """On a CPU the optimizer updates one tensor at a time."""
     gpus: int = 1
     sharded: bool = False
     """Whether the GPUs share one model (FSDP2) instead of each holding a copy (DDP)."""
 
     @property
     def trained_bytes(self) -> int:
-        """Per trained weight: adapters are never 16-bit."""
+        """Bytes per trained weight; adapters are never 16-bit."""
         return max(4, self.weights) if self.rank else self.weights
 
 
 def adapter_parameters(model: ModelSizes, setup: Setup) -> int:
-    """The numbers in the adapters of one layer."""
-    return setup.rank * sum(one.inputs + one.outputs for one in model.matrices if one.name in setup.targets)
+    """Parameters in the adapters of one layer."""
+    return setup.rank * sum(matrix.inputs + matrix.outputs for matrix in model.matrices if matrix.name in setup.targets)
 
 
 def trained_parameters(model: ModelSizes, setup: Setup) -> int:
-    """How many numbers the optimiser changes."""
+    """Parameters that the optimizer updates."""
     layers = model.layers - setup.frozen
     head = model.head or (model.embedding if setup.rank or setup.frozen else 0)  # a tied head is untied there
     if setup.rank:
@@ -153,23 +153,23 @@ def trained_parameters(model: ModelSizes, setup: Setup) -> int:
 
 
 def held_parameters(model: ModelSizes, setup: Setup) -> int:
-    """How many numbers the model has in training: with adapters also those, and the head's first state."""
+    """Parameters in memory during training. With adapters, these and a copy of the original head count too."""
     untied = 0 if model.head or not (setup.rank or setup.frozen) else model.embedding
     adapters = model.layers * adapter_parameters(model, setup)
     return model.parameters + untied + adapters + (model.head or untied) * bool(setup.rank)
 
 
 def forward_flops(model: ModelSizes, batch: Batch) -> int:
-    """Operations of a forward pass."""
+    """FLOPs of a forward pass."""
     layer = 2 * batch.tokens * model.linear + 4 * batch.pairs * model.attended
     return model.layers * layer + batch.reads * model.head_flops
 
 
 def training_flops(model: ModelSizes, batch: Batch, setup: Setup) -> int:
-    """Operations of a forward and backward pass.
+    """FLOPs of a forward and backward pass.
 
-    A matrix costs its forward pass once more for the gradient of its input and, where it is trained, once more for its
-    own. Gradient checkpointing runs every trained layer forward again, up to its last matrix.
+    The gradient of a matrix's input costs as much as its forward pass, and so does the gradient of a trained matrix.
+    Gradient checkpointing runs every trained layer forward again, up to its last matrix.
     """
     tokens, trained = batch.tokens, model.layers - setup.frozen
     adapters = 2 * tokens * adapter_parameters(model, setup)
@@ -179,10 +179,10 @@ def training_flops(model: ModelSizes, batch: Batch, setup: Setup) -> int:
     layer = forward + own * 2 * tokens * model.linear + 2 * adapters + int(BACKWARD[setup.kernel] * attention)
     unused = 0
     if setup.checkpointing:
-        last = model.matrices[-1]  # no gradient needs the result of a layer's last product
+        last = model.matrices[-1]  # no gradient needs the output of a layer's last matrix
         has_adapter = setup.rank and last.name in setup.targets
         layer += forward - 2 * tokens * (setup.rank * last.outputs if has_adapter else last.size)
-    elif setup.rank and trained:  # nothing below the lowest trained layer is trained: its input needs no gradient
+    elif setup.rank and trained:  # the input of the lowest trained layer needs no gradient
         first = [matrix for matrix in model.matrices if matrix.name in READ_FIRST]
         with_adapter = sum(setup.rank * matrix.inputs for matrix in first if matrix.name in setup.targets)
         unused = 2 * tokens * (sum(matrix.size for matrix in first) + with_adapter)
@@ -196,7 +196,7 @@ class Memory:
 
     parts: dict[str, float]
     peak: float
-    """Less than the sum of the parts where they are not there at the same time."""
+    """Less than the sum of the parts if they are not in memory at the same time."""
 
 
 def training_memory(model: ModelSizes, batch: Batch, setup: Setup) -> Memory:
@@ -207,12 +207,13 @@ def training_memory(model: ModelSizes, batch: Batch, setup: Setup) -> Memory:
     trained_weights = trained * setup.trained_bytes
     weights = ((held_parameters(model, setup) - trained) * setup.weights + trained_weights) / shards
     gradients = trained_weights / shards
-    optimiser = trained * (2 * setup.trained_bytes if setup.optimiser is None else setup.optimiser) / shards
+    optimizer = trained * (2 * setup.trained_bytes if setup.optimizer is None else setup.optimizer) / shards
 
-    # What one layer keeps for its backward pass. A norm: 32-bit input, normalized (for its scale's gradient), output.
+    # What one layer keeps for its backward pass. A norm keeps its 32-bit input, the normalized values (for the gradient
+    # of its scale), and its output.
     norms = 2 * hidden * (4 + (0 if setup.rank else setup.weights) + compute)
     mlp = (4 if model.gated else 2) * model.intermediate * compute
-    attention = 2 * width * compute + 4 * model.heads  # queries, result, and a sum per head
+    attention = 2 * width * compute + 4 * model.heads  # queries, output, and a sum per head
     adapters = setup.rank * sum(matrix.name in setup.targets for matrix in model.matrices) * compute
     layer = batch.tokens * (norms + mlp + attention + adapters)
     if setup.kernel == "blocks":  # blocks of queries gather their keys and values
@@ -222,12 +223,12 @@ def training_memory(model: ModelSizes, batch: Batch, setup: Setup) -> Memory:
     activations = layers * batch.tokens * hidden * setup.weights + layer if setup.checkpointing else layers * layer
     head = batch.tokens * hidden * (4 + 3 * setup.weights) + 4 * batch.reads * 4 * hidden
 
-    # The backward pass: the widest gradients, the mask, and a weight's new gradient before it is added.
+    # The backward pass: the widest gradients, the mask, and a weight's new gradient before it is accumulated.
     backward = batch.tokens * (3 * model.intermediate + 2 * hidden) * compute + _mask(batch, setup)
     if not setup.rank:
         backward += max(matrix.size for matrix in model.matrices) * setup.trained_bytes
-    # Weights and gradients that are there twice: gathered by FSDP, which casts as it gathers (two layers, the embedding
-    # and the head, and a layer's gradients); or in 16 bits for mixed precision, and in DDP's buckets.
+    # Second copies of weights and gradients: gathered by FSDP, which casts as it gathers (two layers, the embedding and
+    # the head, and a layer's gradients); or in 16 bits for mixed precision, and in DDP's buckets.
     if setup.sharded and setup.gpus > 1:
         numbers = model.linear + model.small
         root = model.embedding + model.rest + model.head
@@ -245,10 +246,10 @@ def training_memory(model: ModelSizes, batch: Batch, setup: Setup) -> Memory:
     growing = gradients + max(both, step) if setup.accumulates else max(both, gradients + step)
     temporary = max(backward, step - activations - head)
     parts = {
-        "weights": weights, "gradients": gradients, "optimiser": optimiser, "activations": activations, "head": head,
+        "weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": activations, "head": head,
         "temporary": temporary,
     }  # fmt: skip
-    return Memory(parts, weights + optimiser + growing)
+    return Memory(parts, weights + optimizer + growing)
 
 
 def _mask(batch: Batch, setup: Setup) -> int:
@@ -267,26 +268,26 @@ def scoring_memory(model: ModelSizes, batch: Batch, setup: Setup) -> Memory:
 
 
 def cache_bytes(model: ModelSizes, tokens: int, setup: Setup) -> int:
-    """Bytes of the attention keys and values (KV cache) of so many tokens."""
+    """Bytes of the KV cache of `tokens` tokens."""
     return 2 * model.layers * model.kv_heads * model.head_size * tokens * setup.compute
 
 
 GIB = 2**30
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 RESERVED_GIB = 2.0
-"""What a GPU does not give to tensors: the driver's context, communication buffers, fragments."""
+"""Memory that tensors cannot use: the driver's context, communication buffers, fragmentation."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; operations without sparsity."""
+    """One GPU, with its peak speed without sparsity."""
 
     memory: float
     """GiB."""
     bf16: float
     """TFLOP/s with 16-bit tensor cores."""
     fp32: float
-    """TFLOP/s in plain 32 bits."""
+    """TFLOP/s in 32 bits without tensor cores."""
     bandwidth: float
     """GB/s."""
 
@@ -303,12 +304,12 @@ GPUS: dict[str, Gpu] = {
     "h200": Gpu(141, 989, 67, 4800),
     "b200": Gpu(180, 2250, 75, 8000),
 }
-"""Name → GPU. H100, H200 and B200 are the SXM modules."""
+"""By name. H100, H200 and B200 are the SXM modules."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A case by name, what it takes and whether that is there."""
+    """A way to run, the memory that it needs, and whether the GPU has it."""
 
     name: str
     memory: Memory
@@ -317,25 +318,26 @@ class Fit:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What to plan for."""
+    """The GPUs to plan for."""
 
     gpu: str = "a6000"
-    """The GPU: rtx3090, rtx4090, l4, l40s, a6000, a100-40, a100-80, h100, h200 or b200. Any other name needs
-    --gpu-memory and --gpu-tflops, as does cpu, for which attention is planned in blocks."""
+    """The GPU: rtx3090, rtx4090, l4, l40s, a6000, a100-40, a100-80, h100, h200 or b200. Any other name, such as cpu,
+    needs gpu_memory and gpu_tflops."""
     count: Count = 1
     """The number of GPUs."""
     gpu_memory: Positive | None = None
     """The memory of one GPU in GiB. By default that of the named GPU."""
     gpu_tflops: Positive | None = None
     """The peak TFLOP/s of one GPU in the run's precision. By default that of the named GPU."""
-    utilisation: Annotated[float, Range(above=0, most=1)] = 0.4
-    """The share of the peak that is reached. It includes communication, kernels and waiting for data."""
+    utilization: Annotated[float, Range(above=0, most=1)] = 0.4
+    """The fraction of the peak speed that the run reaches, communication and waiting for data included."""
 
     def __post_init__(self) -> None:
         check(self)
         if self.gpu not in GPUS and (self.gpu_memory is None or self.gpu_tflops is None):
             raise ConfigError(
-                f"Unknown GPU {self.gpu!r}. Known: {', '.join(GPUS)}; for another give --gpu-memory and --gpu-tflops."
+                f"Unknown GPU {self.gpu!r}. Known: {', '.join(GPUS)}. For any other, give its memory and speed: "
+                "--set plan.gpu_memory=… --set plan.gpu_tflops=…"
             )
 
     @property
@@ -344,19 +346,19 @@ class Cluster:
 
     @property
     def room(self) -> float:
-        """Bytes of one GPU that tensors can have."""
+        """Bytes of one GPU that tensors can use."""
         return ((self.gpu_memory or GPUS[self.gpu].memory) - RESERVED_GIB) * GIB
 
     def fit(self, name: str, memory: Memory) -> Fit:
         return Fit(name, memory, memory.peak <= self.room)
 
     def speed(self, compute: int) -> float:
-        """Operations per second that one GPU reaches, with so many bytes per number."""
+        """FLOP/s that one GPU reaches with `compute` bytes per number."""
         known = GPUS.get(self.gpu)
         peak = self.gpu_tflops or (known.bf16 if compute <= 2 else known.fp32)  # type: ignore[union-attr]
-        return peak * 1e12 * self.utilisation
+        return peak * 1e12 * self.utilization
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes per second that one GPU reads at its best, if known."""
+        """Peak bytes per second that one GPU reads, if known."""
         return GPUS[self.gpu].bandwidth * 1e9 if self.gpu in GPUS else None

@@ -1,4 +1,4 @@
-"""`plan_run`: what a run takes, as numbers that `prism plan` shows as tables or JSON."""
+"""`plan_run`: tokens, memory, disk and hours of a run, as `--plan` shows them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prism_prm.config import override, read_settings, read_toml
+from prism_prm.config import read_settings, read_toml
 from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.load_settings import LoadSettings
@@ -19,7 +19,6 @@ from prism_prm.train.recipe import Recipe, check_data, load_recipe
 
 SCORE_BYTES = 60
 """Bytes of a score in the store, with its key."""
-
 
 _QWEN = {"model_type": "qwen2", "max_position_embeddings": 4096, "tie_word_embeddings": False}
 _LLAMA = {"model_type": "llama", "max_position_embeddings": 131072, "tie_word_embeddings": False, "vocab_size": 128256}
@@ -44,12 +43,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "mistral-7b": _LLAMA | _sizes(4096, 14336, 32, 32, 8, model_type="mistral", vocab_size=32000),
     "smollm2-135m": _LLAMA | _sizes(576, 1536, 30, 9, 3, vocab_size=49152, tie_word_embeddings=True),
 }  # fmt: skip
-"""Name → the config of a known model, for planning where it is not at hand. The context of Qwen is that of its PRMs."""
+"""Configs of known models, for plans on a machine that does not have them. Qwen's context is that of its PRMs."""
 
 
 @dataclass(frozen=True)
-class Stand:
-    """What stands in for a model that is not at hand."""
+class StandIn:
+    """The config and tokenizer to plan with if the model itself is not available."""
 
     config: str | None = None
     """A folder with config.json (no weights are needed), or a name in SIZES."""
@@ -57,15 +56,15 @@ class Stand:
     """A folder with a tokenizer."""
 
     def check(self, name: str) -> None:
-        """Refuse what can be neither config nor tokenizer of the model `name`. The hub is not asked."""
+        """Raise if the config or tokenizer of the model `name` does not exist. Does not contact the hub."""
         if self.config is not None and self.config not in SIZES:
             folder = Path(self.config)
             if not folder.is_dir() or not (any(folder.glob("*.gguf")) or (folder / CONFIG_FILE).exists()):
                 raise ModelError(
-                    f"--config {self.config}: neither a folder with {CONFIG_FILE} nor one of {', '.join(SIZES)}"
+                    f"plan.config = {self.config}: neither a folder with {CONFIG_FILE} nor one of {', '.join(SIZES)}"
                 )
         if self.tokenizer is not None and not Path(self.tokenizer).is_dir():
-            raise ModelError(f"--tokenizer {self.tokenizer}: there is no such folder.{nearest(self.tokenizer)}")
+            raise ModelError(f"plan.tokenizer = {self.tokenizer}: no such folder.{nearest(self.tokenizer)}")
         if self.config is None and not Path(name).is_dir():
             check_model(name)
 
@@ -78,25 +77,25 @@ class PlanStage:
     tokens: int
     """Tokens through the model, padding and idle passes included."""
     separate: int
-    """Tokens that one sequence per step would have."""
+    """Tokens through the model if every step were a sequence of its own."""
     flops: int
     hours: float
     updates: int = 0
     examples: int = 0
     times: int = 1
-    """How often the stage runs; the numbers are those of one time."""
+    """How often the stage runs; the other numbers are for one run."""
     efficiency: float = 1.0
-    """The share of the GPUs' time that is not spent waiting for the busiest of them."""
+    """The fraction of the GPUs' time that is not spent waiting for the busiest one."""
 
     @property
     def ratio(self) -> float | None:
-        """How many times fewer tokens run than with one sequence per step."""
+        """How many times more tokens separate sequences would run."""
         return self.separate / self.tokens if self.tokens and self.separate else None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run takes."""
+    """What a run will take."""
 
     kind: str
     model: dict[str, Any]
@@ -105,9 +104,9 @@ class Plan:
     fits: list[Fit]
     remedies: list[str]
     disk: dict[str, float]
-    """Bytes, by what they are for."""
+    """Bytes by purpose."""
     notes: list[str] = field(default_factory=list)
-    """What the numbers assume."""
+    """The assumptions behind the numbers."""
 
     @property
     def hours(self) -> float:
@@ -125,7 +124,7 @@ class Plan:
             "stages": [{**asdict(stage), "ratio": stage.ratio} for stage in self.stages],
             "hours": self.hours, "gpu_hours": self.hours * self.cluster.count, "flops": self.flops,
             "memory": [
-                {"way": one.name, "fits": one.fits, "peak": one.memory.peak, **one.memory.parts} for one in self.fits
+                {"way": fit.name, "fits": fit.fits, "peak": fit.memory.peak, **fit.memory.parts} for fit in self.fits
             ],
             "remedies": self.remedies, "disk": self.disk, "notes": self.notes,
         }  # fmt: skip
@@ -133,7 +132,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class ScoringJob:
-    """What `prism score` would be told."""
+    """A run of `prism score`, to plan."""
 
     prm: str
     inputs: tuple[str, ...]
@@ -155,11 +154,11 @@ def plan_run(
     Args:
         what: a `Recipe`, a `SearchRecipe`, a `ScoringJob`, or the TOML file of one of the recipes.
         cluster: the GPUs to plan for; default: one A6000.
-        config: stands in for models that are not at hand: a folder with config.json, or a known size such as
-            "qwen2.5-7b"; MODEL=PLACE stands in for that model of a search.
-        tokenizer: a folder with the tokenizer to count with, if the model's own is not at hand.
-        margins: a table of `measure_margins`, with which the rounds of a curriculum are exact.
-        solution_tokens: how many tokens a solution of a search is taken to have.
+        config: replaces the config of models that are not on this machine: a folder with config.json, or a known size
+            such as "qwen2.5-7b". In a search, MODEL=PLACE replaces that of one model.
+        tokenizer: a folder with the tokenizer to count with, if the model's own is not on this machine.
+        margins: a table of `measure_margins`. With it, the rounds of a curriculum are exact.
+        solution_tokens: the assumed length of a solution of a search.
         assignments: settings to override, as `--set` takes them.
 
     Returns:
@@ -180,9 +179,9 @@ def plan_run(
         what = read_any(what, assignments)
     elif assignments:
         raise ConfigError("assignments apply to a recipe file; change an object with dataclasses.replace")
-    named = {name: Stand(place, tokenizer) for name, place in map(split_name, config)}
-    stands = {"": Stand(tokenizer=tokenizer), **named}  # "" is for all models that are not named
-    # Data and models that are not there are refused before anything heavy is imported.
+    named = {name: StandIn(place, tokenizer) for name, place in map(split_name, config)}
+    stand_ins = {"": StandIn(tokenizer=tokenizer), **named}  # "" is for all models that are not named
+    # Missing data and models raise before torch is imported.
     if isinstance(what, Recipe):
         check_data(what)
         models = [str(what.base.prm or what.base.backbone)]
@@ -193,23 +192,23 @@ def plan_run(
         kind, _, policy = what.policy.name.partition(":")
         models = [*([policy] if kind == "hf" else []), *named_places(what.prm).values()]
     for model in models:
-        stands.get(model, stands[""]).check(model)
+        stand_ins.get(model, stand_ins[""]).check(model)
     if isinstance(what, Recipe):
         from prism_prm.plan.plan_training import plan_training
 
-        return plan_training(what, cluster, stands[""], None if margins is None else Path(margins))
+        return plan_training(what, cluster, stand_ins[""], None if margins is None else Path(margins))
     from prism_prm.plan.plan_inference import plan_scoring, plan_search
 
     if isinstance(what, SearchRecipe):
-        return plan_search(what, cluster, stands, solution_tokens)
-    return plan_scoring(what, cluster, stands[""])
+        return plan_search(what, cluster, stand_ins, solution_tokens)
+    return plan_scoring(what, cluster, stand_ins[""])
 
 
 def read_any(path: str | Path, assignments: Sequence[str] = ()) -> Recipe | SearchRecipe:
-    """A recipe of training or search, told apart by what only one of them has."""
-    found = override(read_toml(path), assignments)
-    if "problems" in found:
-        raise ConfigError(f"{path}: this is a recipe of `prism grpo`, which `prism plan` does not cover")
-    if "task" in found or "search" in found:
+    """Read a recipe of `prism train` or `prism search`, recognized by its keys."""
+    settings = read_toml(path)
+    if "problems" in settings:
+        raise ConfigError(f"{path}: this is a recipe of `prism grpo`, which cannot be planned")
+    if "task" in settings or "search" in settings:
         return read_settings(SearchRecipe, path, assignments)
     return load_recipe(path, assignments)

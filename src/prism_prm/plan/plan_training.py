@@ -1,4 +1,4 @@
-"""Plans a training recipe: exact tokens and updates of every round, whether it fits the GPUs, and what makes it fit."""
+"""Plan a training recipe: exact tokens and updates of every round, whether it fits the GPUs, and what makes it fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from prism_prm.plan.costs import (
     trained_parameters,
     training_memory,
 )
-from prism_prm.plan.plan_run import SCORE_BYTES, Plan, PlanStage, Stand
+from prism_prm.plan.plan_run import SCORE_BYTES, Plan, PlanStage, StandIn
 from prism_prm.plan.skeleton import CountingScorer, count_round, kernel_of, load_skeleton
 from prism_prm.store import ScoreStore, Share
 from prism_prm.train.batches import RowLimits
@@ -47,17 +47,17 @@ MARGIN_BYTES = 40
 MOST_GPUS = 4096
 SHOWN_REMEDIES = 5
 KERNELS = {
-    "dense": "a fused kernel with a dense mask: operations for the whole square of a row",
-    "flex": "flex attention: operations for the blocks that are seen",
-    "blocks": "attention in blocks",
+    "dense": "a fused kernel with a dense mask, which computes the whole square of a row",
+    "flex": "flex attention, which computes only the blocks that the mask allows",
+    "blocks": "computed in blocks",
 }
 
 
-def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path | None = None) -> Plan:
-    """What `prism train` will take with this recipe."""
+def plan_training(recipe: Recipe, cluster: Cluster, stand_in: StandIn, margins: Path | None = None) -> Plan:
+    """Plan a run of `prism train`."""
     base, hardware = recipe.base, recipe.hardware
     prm = load_skeleton(
-        str(base.prm or base.backbone), stand=stand, fresh=not base.prm, family=base.family, layers=base.layers,
+        str(base.prm or base.backbone), stand_in=stand_in, fresh=not base.prm, family=base.family, layers=base.layers,
         attn=hardware.attn, on_cpu=cluster.on_cpu, token_budget=hardware.score_tokens,
     )  # fmt: skip
     sizes = prm.sizes
@@ -70,8 +70,8 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path 
         data_bytes = sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
         train, kinds, fitting = examples_that_fit(Split.read(data, TRAIN), recipe, prm)  # type: ignore[arg-type]
         if fitting["too_long"]:
-            notes.append(f"{fitting['too_long']:,} examples are longer than the context and left out")
-        # Margins and validation are forward passes whose scores are stored and not made twice.
+            notes.append(f"{fitting['too_long']:,} examples are longer than the context and are skipped")
+        # Margins and validation share a score store, so no step is scored twice.
         store = Path(folder) / "scores"
         if needs_margins(train, recipe):
             counter = CountingScorer(prm)
@@ -94,8 +94,8 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path 
         else:
             names = ["at most: all pairs"]
             notes.append(
-                "margins are not known, so the rounds are counted as one round of all pairs, the most they can be; "
-                "with --margins (a table of `prism margins`) they are exact"
+                "margins are not known, so the plan has one round of all pairs, which is an upper bound; for exact "
+                "rounds, --set plan.margins=FILE (written by `prism score --pairs`)"
             )
     binned = rounds_of(train, kinds, recipe, known)
     if known is not None:
@@ -110,8 +110,8 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path 
         with progress(f"round {name}", len(work.updates), unit="updates") as advance:
             counts.append(count_round(work, module, cluster.count, advance))
 
-    largest = max((one.tally.largest for one in counts), key=Batch.order)
-    accumulates = max(one.passes for one in counts) > 1
+    largest = max((count.tally.largest for count in counts), key=Batch.order)
+    accumulates = max(count.passes for count in counts) > 1
     sharded = hardware.sharding == "fsdp" and cluster.count > 1
     setup = replace(
         setup_of(hardware, prm.module),
@@ -122,21 +122,21 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path 
     )
     score_bytes = BYTES[hardware.dtype]  # scores are not computed in mixed precision
     stages = [counter.stage(name, cluster, score_bytes, times) for name, counter, times in scorings]
-    for one in counts:
-        flops, busiest = one.flops(sizes, setup), one.busiest(sizes, setup)
+    for count in counts:
+        flops, busiest = count.flops(sizes, setup), count.busiest(sizes, setup)
         stages.append(
             PlanStage(
-                f"round {one.name}", one.tally.total.tokens, one.tally.separate, flops,
-                busiest / cluster.speed(setup.compute) / 3600, one.updates, one.examples,
-                efficiency=flops * (1 - one.idle / one.tally.total.tokens) / (busiest * cluster.count),
+                f"round {count.name}", count.tally.total.tokens, count.tally.separate, flops,
+                busiest / cluster.speed(setup.compute) / 3600, count.updates, count.examples,
+                efficiency=flops * (1 - count.idle / count.tally.total.tokens) / (busiest * cluster.count),
             )
         )  # fmt: skip
 
     fits, advice = _ways(sizes, setup, largest, cluster), []
     if not fits[0].fits:
-        longest, shortest = max(one.longest_row for one in counts), max(one.longest_part for one in counts)
+        longest, shortest = max(count.longest_row for count in counts), max(count.longest_part for count in counts)
         advice = remedies(sizes, setup, largest, cluster, shortest, longest)
-    if scorings:  # by a whole copy in the dtype of the weights, also where training is sharded
+    if scorings:  # by a whole copy in the dtype of the weights, even if training is sharded
         scored = max((counter.tally.largest for _, counter, _ in scorings), key=Batch.order)
         fits.append(cluster.fit("scoring", scoring_memory(sizes, scored, replace(setup, compute=setup.weights))))
         if not fits[-1].fits:
@@ -145,18 +145,18 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path 
                 'hardware.score_tokens, or set hardware.dtype = "bfloat16"'
             )
     notes.append(f"attention is {KERNELS[setup.kernel]}; its backward pass counts as 2.5 forward passes")
-    notes.append("forward and backward passes of linear layers and attention count; nothing else does")
-    idle, total = sum(one.idle for one in counts), sum(one.tally.total.tokens for one in counts)
+    notes.append("only forward and backward passes of linear layers and attention count")
+    idle, total = sum(count.idle for count in counts), sum(count.tally.total.tokens for count in counts)
     if idle > 0.01 * total:
-        notes.append(f"{idle / total:.0%} of the tokens are run only to keep step: updates are too small")
+        notes.append(f"{idle / total:.0%} of the tokens only keep idle GPUs in step: updates are too small")
     if not accumulates:
-        notes.append("an update is one pass per GPU, so gradients appear while activations are freed")
+        notes.append("an update is one pass per GPU, so activations are freed while gradients are computed")
 
     trained = trained_parameters(sizes, setup)
     state = held_parameters(sizes, setup) * setup.weights + 2 * trained * setup.trained_bytes
     saved = sizes.parameters * BYTES[hardware.save_dtype or hardware.dtype]
     disk: dict[str, float] = {
-        # One more than is kept, while a new one is written.
+        # One more than is kept, while the next one is written.
         "checkpoints": float((recipe.train.keep_checkpoints + 1) * state),
         "rounds": float(max(len(counts), num_rounds) * saved),
         "data": float(data_bytes),
@@ -175,7 +175,7 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path 
 
 
 def setup_of(hardware: HardwareSettings, module: PrmModule) -> Setup:
-    """How a recipe holds and trains the model, on one GPU."""
+    """The setup of a recipe on one GPU."""
     weights = BYTES[hardware.dtype]
     lora = hardware.lora
     return Setup(
@@ -186,19 +186,21 @@ def setup_of(hardware: HardwareSettings, module: PrmModule) -> Setup:
 
 
 def read_margins(path: Path, train: Examples) -> Floats:
-    """The margins of the pairs, from a table that `prism margins` or `prism train` wrote."""
+    """Read the margins of the pairs from a table written by `prism score --pairs` or `prism train`."""
     if not path.exists():
-        raise DataError(f"{path}: no such table of margins; `prism margins` writes one", reason="no-such-file")
-    with reading_parquet(path, "`prism margins` writes such a table"):
+        raise DataError(
+            f"{path}: no such table of margins; write one with `prism score --pairs`", reason="no-such-file"
+        )
+    with reading_parquet(path, "`prism score --pairs` writes such a table"):
         table = pq.read_table(path, columns=["pair_id", "margin"])
     known = dict(zip(table["pair_id"].to_pylist(), table["margin"].to_pylist(), strict=True))
-    missing = [int(one) for one in train.ids if int(one) not in known]
+    missing = [int(pair) for pair in train.ids if int(pair) not in known]
     if missing:
         raise DataError(
-            f"{path}: {len(missing):,} of {len(train):,} pairs have no margin there, the first is pair {missing[0]}; "
-            "it was made from other data"
+            f"{path}: {len(missing):,} of {len(train):,} pairs have no margin there, first pair {missing[0]}. It was "
+            "made from other data; write a table for these pairs with `prism score --pairs`."
         )
-    return np.array([known[int(one)] for one in train.ids], dtype=np.float64)
+    return np.array([known[int(pair)] for pair in train.ids], dtype=np.float64)
 
 
 def _with_lora(setup: Setup) -> Setup:
@@ -207,16 +209,16 @@ def _with_lora(setup: Setup) -> Setup:
 
 
 def _ways(model: ModelSizes, setup: Setup, batch: Batch, cluster: Cluster) -> list[Fit]:
-    """The recipe as it is, which comes first, and with LoRA, each with a copy per GPU and sharded."""
+    """The recipe itself first, then its variants: with LoRA, each with a copy per GPU and sharded."""
     setups = {"LoRA": setup} if setup.rank else {"full": setup, "LoRA": _with_lora(setup)}
     if not setup.rank:
         setups["LoRA in bf16"] = replace(_with_lora(setup), weights=2, compute=2)
     spread = {"DDP": False, "FSDP2": True} if setup.gpus > 1 else {"one GPU": False}
-    found = []
-    for (name, one), (how, sharded) in itertools.product(setups.items(), spread.items()):
-        case = replace(one, sharded=sharded)
-        found.append((case != setup, cluster.fit(f"{name}, {how}", training_memory(model, batch, case))))
-    return [fit for _, fit in sorted(found, key=lambda one: one[0])]
+    fits = []
+    for (name, base), (layout, sharded) in itertools.product(setups.items(), spread.items()):
+        variant = replace(base, sharded=sharded)
+        fits.append((variant != setup, cluster.fit(f"{name}, {layout}", training_memory(model, batch, variant))))
+    return [fit for _, fit in sorted(fits, key=lambda item: item[0])]
 
 
 Change = Callable[[Setup, Batch], tuple[Setup, Batch]]
@@ -225,9 +227,9 @@ Change = Callable[[Setup, Batch], tuple[Setup, Batch]]
 def remedies(
     model: ModelSizes, setup: Setup, batch: Batch, cluster: Cluster, shortest: int, longest_row: int
 ) -> list[str]:
-    """The fewest settings that make a recipe fit, each set with the memory it then takes.
+    """The smallest sets of settings that make a recipe fit, each with the memory that it then needs.
 
-    Of sets that differ in a number only, the first, which changes least.
+    Of sets that differ only in a number, the first one, which changes the least, is kept.
     """
     changes = dict(_changes(setup, batch, shortest, longest_row))
     for size in (1, 2, 3):
@@ -246,16 +248,16 @@ def remedies(
 
 
 def _changes(setup: Setup, batch: Batch, shortest: int, longest_row: int) -> Iterator[tuple[str, Change]]:
-    """Setting → what it changes, the least first."""
+    """Settings that save memory, with their effect; the smallest change first."""
     if not setup.checkpointing:
-        yield "hardware.gradient_checkpointing = true", lambda one, run: (replace(one, checkpointing=True), run)
+        yield "hardware.gradient_checkpointing = true", lambda old, run: (replace(old, checkpointing=True), run)
 
     def smaller(tokens: int) -> tuple[str, Change]:
         row = min(tokens, longest_row)
         pairs = batch.pairs * tokens // batch.tokens if setup.kernel == "blocks" else tokens * row
         reads, keys = (-(-number * tokens // batch.tokens) for number in (batch.reads, batch.keys))
         fewer = Batch(tokens, min(batch.pairs, pairs), reads, keys)
-        return f"train.microbatch_tokens = train.row_tokens = {tokens}", lambda one, _: (one, fewer)
+        return f"train.microbatch_tokens = train.row_tokens = {tokens}", lambda old, _: (old, fewer)
 
     tokens = batch.tokens // 2
     while tokens > shortest:
@@ -264,14 +266,14 @@ def _changes(setup: Setup, batch: Batch, shortest: int, longest_row: int) -> Ite
     if shortest < batch.tokens:
         yield smaller(shortest)
     if not setup.sharded and setup.gpus > 1:
-        yield 'hardware.sharding = "fsdp"', lambda one, run: (replace(one, sharded=True), run)
+        yield 'hardware.sharding = "fsdp"', lambda old, run: (replace(old, sharded=True), run)
     if not setup.rank:
-        yield "LoRA ([hardware.lora])", lambda one, run: (_with_lora(one), run)
+        yield "LoRA ([hardware.lora])", lambda old, run: (_with_lora(old), run)
     elif setup.weights > 2:
-        yield 'hardware.dtype = "bfloat16"', lambda one, run: (replace(one, weights=2, compute=2), run)
+        yield 'hardware.dtype = "bfloat16"', lambda old, run: (replace(old, weights=2, compute=2), run)
 
     def spread(gpus: int) -> Change:
-        return lambda one, run: (replace(one, gpus=gpus, sharded=True), run)
+        return lambda old, run: (replace(old, gpus=gpus, sharded=True), run)
 
     gpus = 2 * setup.gpus
     while gpus <= MOST_GPUS:

@@ -1,6 +1,6 @@
-"""A PRM without its weights, from config and tokenizer alone, and what its passes would run.
+"""A PRM without weights, built from config and tokenizer, and the size of its passes.
 
-Passes are counted with the code that packs them for training and scoring.
+Passes are counted by the code that packs them for training and scoring, so the counts are exact.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import Row, encode_tree
 from prism_prm.models.prm import batches_of, fit_all, rows_of
 from prism_prm.plan.costs import Batch, Cluster, Kernel, Matrix, ModelSizes, Setup, forward_flops, training_flops
-from prism_prm.plan.plan_run import SIZES, PlanStage, Stand
+from prism_prm.plan.plan_run import SIZES, PlanStage, StandIn
 from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.train.batches import arranged, parts_of_update, passes
 from prism_prm.train.loop import TrainingRound
@@ -38,16 +38,16 @@ from prism_prm.tree import StepTree
 
 @dataclass
 class Skeleton:
-    """What planning needs of a PRM; packing takes it for one."""
+    """A PRM without weights, with the attributes that packing reads."""
 
     module: PrmModule
-    """On torch's meta device: every size and no number."""
+    """On torch's meta device: shapes without values."""
     family: Family
     token_budget: int
     context: int
     on_too_long: str = "error"
     notes: tuple[str, ...] = ()
-    """What was not the PRM's own."""
+    """Which parts are not the PRM's own."""
 
     @property
     def sizes(self) -> ModelSizes:
@@ -57,7 +57,7 @@ class Skeleton:
 def load_skeleton(
     name: str,
     *,
-    stand: Stand = Stand(),  # noqa: B008 (it is frozen)
+    stand_in: StandIn = StandIn(),  # noqa: B008 (it is frozen)
     fresh: bool = False,
     family: str | None = None,
     settings: Mapping[str, str] | None = None,
@@ -67,11 +67,11 @@ def load_skeleton(
     token_budget: int | None = None,
     context: int | None = None,
 ) -> Skeleton:
-    """A PRM, or with `fresh` the one that `init_prm` would make of a language model, without loading weights."""
-    folder, config, notes = _config(name, stand, attn)
+    """Build a PRM, or with `fresh` the PRM that `init_prm` would make from a language model, without weights."""
+    folder, config, notes = _load_config(name, stand_in, attn)
     if layers is not None:
         if layers > config.num_hidden_layers:
-            raise ConfigError(f"layers = {layers}: the backbone has {config.num_hidden_layers}.")
+            raise ConfigError(f"layers = {layers}: the backbone has only {config.num_hidden_layers}.")
         config.num_hidden_layers = layers
         if getattr(config, "layer_types", None):
             config.layer_types = list(config.layer_types)[:layers]
@@ -82,27 +82,27 @@ def load_skeleton(
     else:
         card, kind = find_card(name, folder or Path(name), config, family, settings)
         chosen, compat = card.settings, card.compat
-    tokenizer, more = _tokenizer(name, folder, stand)
+    tokenizer, more = _load_tokenizer(name, folder, stand_in)
     missing = [token for token in kind.new_tokens if token not in tokenizer.get_vocab()]
     if missing and (fresh or more):
         tokenizer.add_tokens(missing, special_tokens=True)
         if fresh:
             config.vocab_size = max(config.vocab_size, len(tokenizer))
-    laid_out = kind(tokenizer, compat=compat, settings=chosen)
+    layout = kind(tokenizer, compat=compat, settings=chosen)
     with torch.device("meta"):
         backbone = AutoModel.from_config(config)
-        head = laid_out.make_head(config.hidden_size, config)
-    if laid_out.uses_lm_head and config.tie_word_embeddings:
+        head = layout.make_head(config.hidden_size, config)
+    if layout.uses_lm_head and config.tie_word_embeddings:
         head.weight = backbone.get_input_embeddings().weight
-    module = PrmModule(backbone, head, laid_out)
+    module = PrmModule(backbone, head, layout)
     module.planned_for = "cpu" if on_cpu else "cuda"
     budget = token_budget or (8192 if on_cpu else 16384)
-    return Skeleton(module, laid_out, budget, context or config.max_position_embeddings, notes=(*notes, *more))
+    return Skeleton(module, layout, budget, context or config.max_position_embeddings, notes=(*notes, *more))
 
 
-def backbone_sizes(name: str, stand: Stand = Stand()) -> tuple[ModelSizes, int, tuple[str, ...]]:  # noqa: B008
-    """The sizes of a language model with its output layer, its vocabulary, and what was not its own."""
-    _, config, notes = _config(name, stand, "sdpa")
+def backbone_sizes(name: str, stand_in: StandIn = StandIn()) -> tuple[ModelSizes, int, tuple[str, ...]]:  # noqa: B008
+    """The sizes of a language model with its output layer, its vocabulary size, and which parts are not its own."""
+    _, config, notes = _load_config(name, stand_in, "sdpa")
     with torch.device("meta"):
         backbone = AutoModel.from_config(config)
         output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -111,70 +111,71 @@ def backbone_sizes(name: str, stand: Stand = Stand()) -> tuple[ModelSizes, int, 
     return sizes_of(backbone, output), config.vocab_size, notes
 
 
-def _config(name: str, stand: Stand, attn: str) -> tuple[Path | None, Any, tuple[str, ...]]:
-    """(folder, config, notes); the folder is None where the config comes from SIZES."""
+def _load_config(name: str, stand_in: StandIn, attn: str) -> tuple[Path | None, Any, tuple[str, ...]]:
+    """(folder, config, notes); the folder is None if the config comes from SIZES."""
     kernel = check_attention(attn)
-    if stand.config in SIZES:
-        known = dict(SIZES[stand.config])
+    if stand_in.config in SIZES:
+        known = dict(SIZES[stand_in.config])
         config = AutoConfig.for_model(known.pop("model_type"), **known, attn_implementation=kernel)
         config.architectures = []
-        return None, config, (f"sizes of {stand.config}",)
+        return None, config, (f"sizes of {stand_in.config}",)
     try:
-        folder = config_folder(stand.config or name)
+        folder = config_folder(stand_in.config or name)
     except ModelError as error:
         raise ModelError(
-            f"{error} To plan without it, give --config FOLDER (its config.json) or --config NAME, with --tokenizer "
-            f"FOLDER to count tokens; names: {', '.join(SIZES)}."
+            f"{error} To plan without it, --set plan.config=FOLDER (with its config.json) or plan.config=NAME, and "
+            f"plan.tokenizer=FOLDER to count tokens; names: {', '.join(SIZES)}."
         ) from None
-    gguf = _gguf(folder)
+    gguf = _gguf_options(folder)
     with readable(folder, gguf.get("gguf_file", CONFIG_FILE)):
         config = AutoConfig.from_pretrained(folder, attn_implementation=kernel, **gguf)
-    return folder, config, (f"config of {stand.config}",) if stand.config else ()
+    return folder, config, (f"config of {stand_in.config}",) if stand_in.config else ()
 
 
-def _tokenizer(name: str, folder: Path | None, stand: Stand) -> tuple[Any, tuple[str, ...]]:
+def _load_tokenizer(name: str, folder: Path | None, stand_in: StandIn) -> tuple[Any, tuple[str, ...]]:
     """(tokenizer, notes)."""
     notes: tuple[str, ...] = ()
-    if stand.tokenizer is not None:
-        folder, notes = config_folder(stand.tokenizer, needs_config=False), (f"tokens of {stand.tokenizer}",)
+    if stand_in.tokenizer is not None:
+        folder, notes = config_folder(stand_in.tokenizer, needs_config=False), (f"tokens of {stand_in.tokenizer}",)
     elif folder is None:
         try:
             folder = config_folder(name)
         except ModelError:
-            raise ConfigError(f"{name}: no tokenizer to count tokens with: give one with --tokenizer FOLDER") from None
-    return load_tokenizer(folder, **_gguf(folder)), notes
+            raise ConfigError(
+                f"{name}: no tokenizer to count tokens with; name one with --set plan.tokenizer=FOLDER"
+            ) from None
+    return load_tokenizer(folder, **_gguf_options(folder)), notes
 
 
-def _gguf(folder: Path) -> dict[str, Any]:
-    """What transformers must be told where the model is a GGUF file."""
+def _gguf_options(folder: Path) -> dict[str, Any]:
+    """The options of transformers for a model that is a GGUF file."""
     files = [] if (folder / CONFIG_FILE).exists() else sorted(folder.glob("*.gguf"))
     return {"gguf_file": files[0].name} if files else {}
 
 
 def sizes_of(backbone: Any, head: nn.Module) -> ModelSizes:
-    """The sizes of a backbone and a head, whose weights may be anywhere."""
+    """The sizes of a backbone and a head, on any device."""
     config = backbone.config
-    layers: set[tuple[tuple[Matrix, ...], int]] = set()
-    """(matrices, numbers in all else) of each layer."""
+    layers: set[tuple[tuple[Matrix, ...], int]] = set()  # (matrices, other parameters) of each layer
     for layer in backbone.layers:
         linear = [(name, part) for name, part in layer.named_modules() if isinstance(part, nn.Linear)]
         matrices = tuple(Matrix(name.rsplit(".", 1)[-1], part.in_features, part.out_features) for name, part in linear)
         wide = sum(parameter.numel() for parameter in layer.parameters() if parameter.dim() > 1)
         if wide != sum(matrix.size for matrix in matrices) or not matrices:
             raise ModelError(
-                f"{config.model_type}: its layers have weights that are not plain matrices (a mixture of experts, "
-                "say), which a plan does not cover"
+                f"{config.model_type}: its layers have weights that are not plain matrices (such as a mixture of "
+                "experts), which cannot be planned"
             )
         layers.add((matrices, sum(parameter.numel() for parameter in layer.parameters()) - wide))
     if len(layers) != 1:
-        raise ModelError(f"{config.model_type}: its layers differ in size, which a plan does not cover")
+        raise ModelError(f"{config.model_type}: its layers differ in size, which cannot be planned")
     ((matrices, small),) = layers
     shared = backbone.get_input_embeddings().weight
     in_layers = len(backbone.layers) * (sum(matrix.size for matrix in matrices) + small)
-    with torch.device("meta"):  # a head without numbers
-        bare = copy.deepcopy(head).to("meta")
+    with torch.device("meta"):
+        meta_head = copy.deepcopy(head).to("meta")
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            bare(torch.empty(1, config.hidden_size))
+            meta_head(torch.empty(1, config.hidden_size))
     return ModelSizes(
         layers=len(backbone.layers),
         hidden=config.hidden_size,
@@ -197,7 +198,7 @@ def kernel_of(module: PrmModule) -> Kernel:
 
 
 def batch_of(module: PrmModule, rows: Sequence[Row]) -> Batch:
-    """What one pass over these rows runs. Sliding windows are counted as if they saw everything."""
+    """The size of one pass over these rows. Sliding windows count as full attention."""
     kernel, longest = kernel_of(module), max(map(len, rows))
     reads = sum(len(row.reads) for row in rows)
     if kernel == "dense":
@@ -206,8 +207,8 @@ def batch_of(module: PrmModule, rows: Sequence[Row]) -> Batch:
         longest = -(-longest // FLEX_BLOCK) * FLEX_BLOCK
     pairs = keys = 0
     for row in rows:
-        ends_L = np.concatenate([row.ends_L, np.arange(len(row), longest) + 1])  # as padded: a token sees itself alone
-        if kernel == "flex":  # the blocks that are not skipped: some query of them sees some key
+        ends_L = np.concatenate([row.ends_L, np.arange(len(row), longest) + 1])  # padding tokens see only themselves
+        if kernel == "flex":  # a block is computed if any of its queries sees any of its keys
             last_K = ends_L.reshape(-1, FLEX_BLOCK).max(axis=1)
             at = np.arange(len(last_K))
             seen_QK = (at[None, :] <= at[:, None]) & (last_K[None, :] > at[:, None] * FLEX_BLOCK)
@@ -222,14 +223,14 @@ def batch_of(module: PrmModule, rows: Sequence[Row]) -> Batch:
 
 @dataclass
 class PassTally:
-    """What was run, and the largest pass of it."""
+    """All passes together, and the largest one."""
 
     total: Batch = field(default_factory=lambda: Batch(0, 0, 0))
     largest: Batch = field(default_factory=lambda: Batch(0, 0, 0))
     packed: int = 0
     """Tokens without padding."""
     separate: int = 0
-    """Tokens of one sequence per step that is read."""
+    """Tokens if every step were a sequence of its own."""
 
     def add(self, batch: Batch, packed: int) -> None:
         self.total, self.packed = self.total + batch, self.packed + packed
@@ -237,7 +238,7 @@ class PassTally:
 
 
 class CountingScorer(Scorer):
-    """Stands in for a PRM where scores are stored: counts what it is asked for, and gives no real scores."""
+    """A scorer for the score store that counts the passes, and returns zeros."""
 
     def __init__(self, prm: Skeleton) -> None:
         self.prm = prm
@@ -248,7 +249,7 @@ class CountingScorer(Scorer):
         return "a plan"
 
     def stage(self, name: str, cluster: Cluster, size: int, times: int = 1) -> PlanStage:
-        """What was counted as a stage of a plan; whole chunks go to processes. `size`: bytes of an activation."""
+        """The stage of a plan; processes share it in whole chunks. `size` is bytes per activation."""
         flops = forward_flops(self.prm.sizes, self.tally.total)
         busiest = -(-self.chunks // cluster.count) / max(1, self.chunks)
         return PlanStage(
@@ -285,57 +286,57 @@ class CountingScorer(Scorer):
 
 @dataclass
 class RoundCount:
-    """What a round runs."""
+    """The passes of one round."""
 
     name: str
     examples: int
     updates: int = 0
     tally: PassTally = field(default_factory=PassTally)
     passes: int = 0
-    """The most micro-batches of an update on one process."""
+    """The maximum number of micro-batches per update on one process."""
     longest_row: int = 0
     longest_part: int = 0
-    """Tokens of the longest example alone, which cannot be split."""
+    """Tokens of the longest single example, which cannot be split."""
     by_update: list[list[Batch]] = field(default_factory=list)
-    """For each update what each process runs, in all."""
+    """For each update, the total of each process."""
     idle: int = 0
-    """Tokens run by processes that have nothing to do, to keep step."""
+    """Tokens that processes without work run to stay in step."""
 
     def flops(self, model: ModelSizes, setup: Setup) -> int:
-        """Operations of all processes."""
+        """FLOPs of all processes."""
         return sum(training_flops(model, batch, setup) for update in self.by_update for batch in update)
 
     def busiest(self, model: ModelSizes, setup: Setup) -> int:
-        """Operations of the processes for which the others wait."""
+        """FLOPs of the busiest process of each update, for which the others wait."""
         return sum(max(training_flops(model, batch, setup) for batch in update) for update in self.by_update)
 
 
 def count_round(work: TrainingRound, module: PrmModule, count: int, advance: Advance = ignore) -> RoundCount:
-    """Pack every update of a round as `TrainingRound.run` does, over so many processes, and count."""
+    """Count the passes of a round on `count` processes, packed as `TrainingRound.run` packs them."""
     settings = work.settings
-    found = RoundCount(work.name, len(work.examples), len(work.updates))
+    counts = RoundCount(work.name, len(work.examples), len(work.updates))
     for update in work.updates:
         parts = parts_of_update(work.examples, update, work.family, settings.pack, work.limits)
-        found.longest_row = max(found.longest_row, *(part.length for part in parts))
+        counts.longest_row = max(counts.longest_row, *(part.length for part in parts))
         costs = []
         for plan in passes(parts, settings.microbatch_tokens, count):
             total = Batch(0, 0, 0)
             for some, weight in plan:
                 rows = arranged(module, [row for part in some for row in part.rows], settings.microbatch_tokens)
                 batch = batch_of(module, rows)
-                found.tally.add(batch, sum(map(len, rows)) if weight else 0)
-                found.idle += 0 if weight else batch.tokens
+                counts.tally.add(batch, sum(map(len, rows)) if weight else 0)
+                counts.idle += 0 if weight else batch.tokens
                 total += batch
-            found.passes = max(found.passes, len(plan))
+            counts.passes = max(counts.passes, len(plan))
             costs.append(total)
-        found.by_update.append(costs)
+        counts.by_update.append(costs)
         advance(1)
     for indices in work.examples.by_tree():
         tree, groups = as_one_tree(work.examples, indices)
         encoded = encode_tree(tree, work.family)
         for group in groups:
-            found.tally.separate += settings.epochs * sum(map(encoded.path_tokens, group))
+            counts.tally.separate += settings.epochs * sum(map(encoded.path_tokens, group))
             shared = max(encoded.starts[node] for node in group)
             alone = shared + sum(encoded.reads[node] + 1 for node in group)
-            found.longest_part = max(found.longest_part, alone)
-    return found
+            counts.longest_part = max(counts.longest_part, alone)
+    return counts

@@ -1,4 +1,4 @@
-"""What runs in a worker: it makes what it holds, and acts on chunks with it."""
+"""The Ray actor: it loads a model once, then runs functions on chunks with it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from prism_prm.ray.cluster import FolderCopy, unpack
 
 T = TypeVar("T")
 KINDS = (DataError, ConfigError, ModelError, PrismError)
-"""Errors that keep their kind on their way to the driver."""
+"""Error classes that the driver raises again as the same class; the first that matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A worker that holds what it should."""
+    """The worker has loaded its model."""
 
     node: str
     process: int
     version: str
     holds: str
-    """What it holds, as `alike` names it."""
+    """What it holds, as named by `alike`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lacks:
-    """A worker whose node does not see some folders."""
+class Missing:
+    """The worker's node does not have some folders."""
 
     folders: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Failed:
     """An error that the user can fix."""
 
     kind: type[PrismError]
@@ -45,7 +45,7 @@ class Refusal:
     node: str
 
     @classmethod
-    def of(cls, error: PrismError) -> Refusal:
+    def of(cls, error: PrismError) -> Failed:
         return cls(next(kind for kind in KINDS if isinstance(error, kind)), str(error), node_name())
 
     def error(self) -> PrismError:
@@ -55,14 +55,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Memory ran out, or a device failed: what this process does next is not to be trusted, so it is to be replaced."""
+    """Out of memory, or a device failed. The process is in an unknown state and must be replaced."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A result, and the seconds that it took."""
+    """A result, and how long it took."""
 
     result: Any
     seconds: float
@@ -78,41 +78,41 @@ class Worker:
         copies: Mapping[str, FolderCopy],
         threads: int,
         gpus: float,
-    ) -> Ready | Lacks | Refusal | Broken:
-        """Make what this worker holds; it may answer that it needs a copy of a folder first."""
+    ) -> Ready | Missing | Failed | Broken:
+        """Load the model, or reply which folders this node is missing."""
         if not gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all of them in sight
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all GPUs visible
         import torch
 
         torch.set_num_threads(threads)
-        unseen = tuple(folder for folder in folders if not os.path.isdir(folder) and folder not in copies)
-        if unseen:
-            return Lacks(unseen)
+        missing = tuple(folder for folder in folders if not os.path.isdir(folder) and folder not in copies)
+        if missing:
+            return Missing(missing)
 
-        def ready() -> Ready:
+        def load() -> Ready:
             make, alike = made_by
             self.held = make({name: name if os.path.isdir(name) else unpack(copies[name]) for name in folders})
             return Ready(node_name(), os.getpid(), __version__, "" if alike is None else alike(self.held))
 
-        return _tried(ready)
+        return _catch(load)
 
-    def act(self, act: Callable[[Any, Any], Any], work: Any) -> Done | Refusal | Broken:
-        """Act on a chunk; what is generated is sent as a list."""
-        begun = time.perf_counter()
+    def act(self, act: Callable[[Any, Any], Any], work: Any) -> Done | Failed | Broken:
+        """Run `act` on a chunk; the items of a generator are sent as a list."""
+        started = time.perf_counter()
 
-        def finished() -> Done:
-            made = act(self.held, work)
-            return Done(list(made) if isinstance(made, Iterator) else made, time.perf_counter() - begun)
+        def run() -> Done:
+            result = act(self.held, work)
+            return Done(list(result) if isinstance(result, Iterator) else result, time.perf_counter() - started)
 
-        return _tried(finished)
+        return _catch(run)
 
 
-def _tried(do: Callable[[], T]) -> T | Refusal | Broken:
-    """What came of it; other errors are our own mistakes."""
+def _catch(call: Callable[[], T]) -> T | Failed | Broken:
+    """Call, and turn errors that are expected into replies; others are bugs and are raised."""
     try:
-        return do()
+        return call()
     except PrismError as error:
-        return Refusal.of(error)
+        return Failed.of(error)
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             return Broken(f"out of memory: {error}")
@@ -122,7 +122,7 @@ def _tried(do: Callable[[], T]) -> T | Refusal | Broken:
 
 
 def node_name() -> str:
-    """The machine and the node on it: several nodes can share a machine."""
+    """The machine, and the Ray node on it: a machine can run several."""
     import ray
 
     return f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:6]}"
