@@ -28,7 +28,7 @@ test-all: $(READY)  ## run all tests, in random order: hours (needs chromium)
 
 # What pyproject.toml holds back, and torch alone as in constraints.txt, since a newer one would bring CUDA.
 LATEST := .venv-latest
-HELD_BACK := ray trl transformers typer uvicorn
+HELD_BACK := ray trl transformers uvicorn
 test-latest:     ## run the tests with the newest version of everything, in .venv-latest; says what breaks
 	rm -rf $(LATEST)
 	$(PYTHON) -m venv $(LATEST)

@@ -16,13 +16,13 @@ import hypothesis
 import pytest
 from filelock import FileLock
 
-from prism_prm.cli.threads import settle_waiting
+from prism_prm.cli.threads import limit_openmp_spin
 from prism_prm.console import Console, shown_on
 
 # Set before anything imports torch: two pytest workers with two threads each would crawl on two cores,
 # whoever asks for more threads anyway has them wait as in the prism command, and no test may reach for a hub.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-settle_waiting(os.environ)
+limit_openmp_spin(os.environ)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from docs_code import ROOT, THREADS, blocks, run_from_answers, run_tutorial, stated
 from prism_prm.cli import app

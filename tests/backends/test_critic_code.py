@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from scripted import PROBLEM, VLLM, chat, critic, said
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from loopback import Answer, serve
 from prism_prm.backends.critic import code_runner

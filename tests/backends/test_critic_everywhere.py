@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scripted import OTHER, PROBLEM, STEPS, chat, critic, is_probe, said
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from loopback import Answer, serve
 from prism_prm import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from serving import Served
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from prism_prm.backends.policy import Policy, PolicySettings, Sampling, StepRequest, Written, open_policy, write_steps
 from prism_prm.cli import app

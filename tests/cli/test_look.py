@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from prism_prm import init_prm
 from prism_prm.cli import app

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from prism_prm.backends.load_prm import load_prm
 from prism_prm.cli import app

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from prism_prm.cli import app
 from prism_prm.cli.processes import ON_RAY, SHARING, join_processes

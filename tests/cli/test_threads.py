@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from prism_prm.cli.threads import SETTINGS, SPIN_COUNT, settle_waiting
+from prism_prm.cli.threads import SETTINGS, SPIN_COUNT, limit_openmp_spin
 
 COMMAND = """
 import sys
@@ -49,5 +49,5 @@ def test_what_openmp_reads(code: str, settings: dict[str, str], expected: str) -
 def test_what_the_user_has_settled_stays() -> None:
     for name in SETTINGS:
         environment = {name: "x"}
-        settle_waiting(environment)
+        limit_openmp_spin(environment)
         assert environment == {name: "x"}

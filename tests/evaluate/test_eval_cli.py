@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from eval_helpers import prmbench_row, processbench_row, write_jsonl
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from prism_prm.backends.load_prm import init_prm
 from prism_prm.cli import app

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from prism_prm.cli import app
 from prism_prm.data.tables import iter_trees, write_pairs, write_trees

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cases import anything, files, fuzz, survives, torn
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from payloads import HUMANEVAL, MBPP, OWN, function_record, stdin_record
 from prism_prm.cli import app

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from payloads import OWN, fenced
 from prism_prm import PRMReward, init_prm, read_trees

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from test_exactness import COMB
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from prism_prm import load_prm
 from prism_prm.cli import app

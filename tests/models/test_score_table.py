@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from prism_prm import PrismError, StepTree, init_prm, load_prm
 from prism_prm.cli import app

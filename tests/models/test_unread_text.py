@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from prism_prm import PRM, StepTree, example_folder, example_prm, init_prm, score_files
 from prism_prm.cli import app

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from contents import contents
 from killing import run_killed

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from payloads import OWN
 from prism_prm.backends.policy import PolicySettings, Sampling, StepRequest, Written, rng

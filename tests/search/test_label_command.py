@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from loopback import Answer, serve
 from prism_prm import PrismError

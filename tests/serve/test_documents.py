@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from gated_scorer import GatedScorer
 from prism_prm import EvalSettings, PairRecipe, build_pairs, evaluate_prm, view_results

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from gated_scorer import GatedScorer
 from prism_prm import EvalSettings, evaluate_prm

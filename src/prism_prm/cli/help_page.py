@@ -20,6 +20,39 @@ from prism_prm.config import Setting
 
 WIDEST = 100
 """Columns; longer lines are hard to read."""
+BRIEF = {
+    "aggregators": "How step scores become one: last, min, product, mean, soft-min.",
+    "answer_field": "The field that holds the reference answer.",
+    "bench": "prmbench, processbench, labeled, pairs: one or more, a,b.",
+    "consensus": "Keep only labels that this PRM or critic confirms.",
+    "check": "Measure the labels' errors on this file of exactly labeled solutions.",
+    "data": "Files, folders or a hub id. By default from the hub.",
+    "family": "The PRM's family, if its folder does not name it.",
+    "label.method": "monte-carlo, binary or adaptive: which steps get rollouts.",
+    "label.rule": "When a step is right: any, half, value>T or soft.",
+    "label.alternatives": "Other candidates to sample under each prefix.",
+    "load.device": "Where models run: cpu, cuda, cuda:1, …",
+    "load.dtype": "Precision: auto, bfloat16, float16 or float32.",
+    "n": "Solutions to sample, or candidates per round: N or N,N,….",
+    "plan.hardware": "Print what it takes on h100, 4xa6000, … and stop.",
+    "pool": "Solutions: .jsonl, .json, .parquet, a folder, or a hub dataset.",
+    "policy.name": "hf:ID_OR_FOLDER, or openai:BASE_URL for a server.",
+    "predictions": "Scores from elsewhere, as JSON lines with id and scores or labels.",
+    "prm": "A folder, hub id, prism:URL, vllm:URL, critic:openai:URL or critic:hf:FOLDER.",
+    "ray.address": "Run on a Ray cluster: HOST:PORT, auto, or a new one.",
+    "scores": "Existing scores, from `prism score` or an earlier run.",
+    "search.aggregator": "How step scores become one: last, min, product, mean, soft-min.",
+    "search.method": "sample, greedy, best-of-n, beam, dvts or particle.",
+    "second_policy": "Keep only labels on which this policy's rollouts agree.",
+    "select": "argmax, majority, weighted or public-tests.",
+    "store": "A folder of scores to reuse and extend.",
+    "split": "Use only this split of a folder of `prism pairs`.",
+    "target_tpr": "Instead: choose the threshold for this TPR on held-out problems.",
+    "task": "A known task (math-500, gsm8k, …), or a file.",
+    "trained_on": "Training data: items on its problems are reported separately.",
+    "threshold": "A step counts as right above this.",
+}
+"""Setting → its help on one screen, where its first sentence is too long for that."""
 Row = tuple[str, str]
 """An option or setting, and its help."""
 
@@ -67,37 +100,35 @@ def command_help(name: str, command: Command, *, everything: bool) -> str:
     if everything:
         shown = {name for names in command.options.values() for name in ([names] if isinstance(names, str) else names)}
         rest = [one for one in command.known.values() if one.name not in shown and one.name != command.argument]
-        for section, settings in groupby(rest, key=lambda one: one.name.rpartition(".")[0]):
-            title = f"Settings \\[{section}]" if section else "Settings"
-            page.rows(title, [_setting_row(one) for one in settings])
+        for section in dict.fromkeys(one.name.rpartition(".")[0] for one in rest):
+            settings = [one for one in rest if one.name.rpartition(".")[0] == section]
+            title = f"Settings {section}.…" if section else "Settings"
+            page.rows(title, [(one.name.rpartition(".")[2], _text(one, brief=False)) for one in settings])
     page.print("\n[bold]Examples[/]")
     for about, line in command.examples.items():
-        page.print(f"  [dim]# {_escape(about)}[/]")
+        page.print(Padding(Text(f"# {about}", style="dim"), (0, 0, 0, 2)))
         page.print(Padding(Text(line), (0, 0, 0, 2)))
     return page.text
 
 
 def _option_row(command: Command, flag: str, *, brief: bool) -> Row:
     setting = command.setting(flag)
-    value = metavar(setting)
+    value = metavar(setting) + "..." * is_repeated(setting)
     return f"{flag} {value}".strip(), _text(setting, brief=brief)
 
 
-def _setting_row(setting: Setting) -> Row:
-    return setting.name, _text(setting, brief=False)
-
-
 def _text(setting: Setting, *, brief: bool) -> str:
-    """The help of a setting, with its choices and its default; `brief`: its first sentence."""
-    text = re.split(r"(?<=[.;:]) (?=[A-Z])", setting.text)[0] if brief else setting.text
-    if brief and setting.hint is not bool and is_repeated(setting):
-        text += " Repeatable."
+    """The help of a setting with its default; `brief`: for one screen."""
+    text = setting.text
+    if brief:
+        text = BRIEF.get(setting.name) or re.split(r"(?<=[.…]) (?=[A-Z$])", text)[0]
     default = setting.default
     if setting.shown:
-        return f"{text} [{setting.shown}]" if not brief else text
+        return text if brief else f"{text} [{setting.shown}]"
     if default in (None, "", (), False) or default is dataclasses.MISSING or typing.get_origin(setting.hint) is dict:
         return text
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    shown = shown if shown.isprintable() else repr(shown)
     return text if brief and len(shown) > 12 else f"{text} [{shown}]"
 
 
@@ -129,7 +160,7 @@ class _Page:
         self.print(f"\n[bold]{title}[/]")
         table = Table.grid(padding=(0, 2), expand=True)
         widest = max(len(name) for name, _ in rows)
-        table.add_column(width=width or min(widest, 24), no_wrap=False)
+        table.add_column(width=width or min(widest, 22), no_wrap=False)
         table.add_column(ratio=1)
         for name, text in rows:
             table.add_row(Text(name, style="cyan"), Text(text))

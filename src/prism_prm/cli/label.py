@@ -29,9 +29,8 @@ class LabelCommand(LabelRecipe):
 def label(settings: LabelCommand, out: Path) -> None:
     """Label steps by how often a policy's rollouts from them reach the right answer.
 
-    The policy solves every problem and writes alternatives under each prefix, which gives matched pairs of a right and
-    a wrong step. Writes trees.parquet for `prism pairs`, `train`, `eval` and `score`, metrics.json and a report. Rerun
-    to resume. A server's key is read from $OPENAI_API_KEY.
+    The policy solves every problem and writes alternatives under each prefix, which gives matched pairs. Writes
+    trees.parquet, metrics.json and a report. Rerun to resume. A server's key is read from $OPENAI_API_KEY.
     """
     from prism_prm.report import PAGE
     from prism_prm.search.label_report import NOISE_HEADERS, noise_note, noise_rows, summary_rows

@@ -52,10 +52,10 @@ FILES = {"eval": "evaluate"}
 """Commands whose file has another name."""
 
 GROUPED = {
-    "-C": (("critic.",), "A setting of the critic, e.g. -C votes=4."),
+    "-C": (("critic.", "load.critic."), "A setting of the critic, e.g. -C votes=4."),
     "-P": (
         ("policy.", "policy.prompting.", "policy.retry.", "search.sampling.", "label.sampling."),
-        "A setting of the policy, its sampling or its server, e.g. -P temperature=0.7.",
+        "A setting of the policy or its server, e.g. -P temperature=0.7.",
     ),
     "-R": (("ray.",), "A setting of the Ray workers, e.g. -R workers=4."),
 }
@@ -96,8 +96,9 @@ class Command:
 
     @property
     def text(self) -> str:
-        """The description."""
-        return re.sub(r"\n[ ]+", "\n", (self.run.__doc__ or "").strip())
+        """The description, a line per paragraph."""
+        paragraphs = (self.run.__doc__ or "").strip().split("\n\n")
+        return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
     @property
     def known(self) -> dict[str, Setting]:
@@ -162,14 +163,23 @@ def is_repeated(setting: Setting) -> bool:
     return "tuple[str, ...]" in str(setting.accepts)
 
 
+METAVARS = {
+    "bench": "NAMES", "check": "FILE", "consensus": "PRM", "n": "N,…", "ns": "N,…", "plan.hardware": "GPUS",
+    "policy.name": "POLICY", "predictions": "FILE", "ray.address": "ADDRESS", "scores": "FILE", "split": "NAME",
+    "store": "FOLDER", "trained_on": "DATA", "world": "FOLDER",
+}  # fmt: skip
+"""Setting → what stands for its value in the help, where the name of the setting does not do."""
+
+
 def metavar(setting: Setting) -> str:
     """What stands for an option's value in the help."""
-    if setting.hint is bool:
-        return ""
-    kinds = str(setting.hint)
-    if "Literal" in kinds or "tuple" in kinds or "str" in kinds or "dict" in kinds:
-        return setting.name.rpartition(".")[2].upper() if setting.name != "policy.name" else "POLICY"
-    return "PATH" if "Path" in kinds else "N" if "int" in kinds and "float" not in kinds else "X"
+    if setting.name in METAVARS:
+        return METAVARS[setting.name]
+    if setting.hint in (int, int | None):
+        return "N"
+    if setting.hint in (float, float | None):
+        return "X"
+    return "" if setting.hint is bool else re.split(r"[._]", setting.name)[-1].upper()
 
 
 def load(name: str) -> Command:

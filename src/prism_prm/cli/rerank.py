@@ -102,8 +102,5 @@ COMMAND = Command(
             "prism rerank pool.jsonl --prm Qwen/Qwen2.5-Math-PRM-7B --out rerank",
         "Two PRMs compared on the same pool":
             "prism rerank pool.jsonl --prm base=prms/base --prm prism=prms/prism --out rerank",
-        "A PRM and a critic":
-            "prism rerank pool.jsonl --prm mine=runs/my-prm --prm gpt=critic:openai:https://api.openai.com/v1 "
-            "-C model=gpt-4o -C format=processbench --out rerank",
     },
 )  # fmt: skip

@@ -86,7 +86,7 @@ COMMAND = Command(
         "--ray": "ray.address",
     },
     examples={
-        "Guided beam search at three sizes, on your own problems (fields problem, answer)":
+        "Beam search at three sizes, on your own problems (fields problem, answer)":
             "prism search --policy hf:Qwen/Qwen2.5-Math-1.5B-Instruct --prm runs/my-prm "
             "--task problems.jsonl -n 4,16,64 --out beam",
         "Two PRMs, and the policy behind a server (vLLM, SGLang, llama.cpp, …)":
@@ -94,6 +94,5 @@ COMMAND = Command(
             "--prm prism=prms/prism --task math-500-100 --method dvts --out dvts",
         "Solutions without a PRM, to be re-ranked later":
             "prism search --policy hf:my-policy --task gsm8k --method sample -n 64 --out samples",
-        "A recipe": "prism search --recipe recipes/search/math500-qwen2.5-math-1.5b.toml --out beam",
     },
 )  # fmt: skip
