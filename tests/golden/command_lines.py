@@ -28,7 +28,7 @@ WORKFLOWS = (
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def shell_blocks(text: str) -> list[str]:
@@ -126,9 +126,9 @@ def resolve(folder: Path, argv: Sequence[str]) -> dict[str, Any] | None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["prism", *argv])
-        patch.setattr("accelerate.Accelerator", lambda **_: None)
         for name in WORKFLOWS:
             _intercept(patch, name, seen)
+        patch.setattr("accelerate.Accelerator", lambda **_: None)
         with pytest.raises(SystemExit) as ended:
             main()
     if ended.value.code:

@@ -1,7 +1,7 @@
 """Command lines → the settings with which commands begin their work. The work itself is not done.
 
-All that the README and the docs print is here, all examples of `--help`, every option of every command, and every
-recipe. A command gets to its work only if its inputs are there: they are stubs, named as in the docs.
+All that the README and the docs print is here, all examples of `--help`, every setting of every command in the
+spelling of 0.2.0 and of today, and every recipe. A command gets to its work only if its inputs are there: they are stubs, named as in the docs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_lines import ROOT, heredocs, in_blocks, in_text, pages, resolve, roughly_counted
+from command_lines import ROOT, commands_in, heredocs, in_blocks, in_text, pages, resolve, roughly_counted
 from golden_commands import prism, write_lines
 
 from golden import FLOAT64, FOLDER, check
 from prism_prm import example_folder
+from prism_prm.cli.options import COMMANDS, load
 
 EXCLUDED = {
     "search … --out beam": "`…` stands for more options",
@@ -60,7 +61,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, text in heredocs(page.read_text(encoding="utf-8")).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-    plugins = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    plugins = (ROOT / "docs" / "guides" / "plugins.md").read_text(encoding="utf-8")
     (mine,) = [code for code in re.findall(r"```python\n(.*?)```", plugins, re.S) if "class Mine" in code]
     (folder / "my_file.py").write_text(mine, encoding="utf-8")
     (folder / "my-tokenizer").mkdir()
@@ -109,12 +110,32 @@ def test_command_lines_in_the_text(stubs: Path) -> None:
     )
 
 
-def test_more_command_lines(stubs: Path) -> None:
-    lines = (FOLDER / "more_command_lines.txt").read_text(encoding="utf-8").splitlines()
-    wanted = [shlex.split(line) for line in lines if line and not line.startswith("#")]
+def spellings() -> dict[str, str]:
+    """A command line of 0.2.0 → how it is spelled now."""
+    text = (FOLDER / "spellings.txt").read_text(encoding="utf-8")
+    return dict(pair.split("\n") for pair in text.strip().split("\n\n")[1:])
+
+
+def test_new_spellings_mean_what_old_ones_meant(stubs: Path) -> None:
+    found = {old: settings_of(stubs, shlex.split(new)) for old, new in spellings().items()}
+    check("command_lines_of_0.2.0", found, tolerance=FLOAT64)
+
+
+def test_old_spellings_are_refused_with_the_new_one(stubs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = {old: new for old, new in spellings().items() if old != new}
+    assert len(changed) > 40
+    for old in changed:
+        assert settings_of(stubs, shlex.split(old)) is None, old
+        [message] = capsys.readouterr().err.splitlines()
+        assert re.search(r": write |must be|Did you mean", message), message
+
+
+def test_examples_of_the_help(stubs: Path) -> None:
+    examples = [line for name in COMMANDS for line in load(name).examples.values()]
+    wanted = [argv for line in examples for argv in commands_in(line) if " ".join(argv) not in EXCLUDED]
     found = table(stubs, wanted)
-    assert found.keys() == {" ".join(argv) for argv in wanted}, "a command is refused"
-    check("command_lines_more", found, tolerance=FLOAT64)
+    assert found.keys() == {" ".join(argv) for argv in wanted}, "an example is refused"
+    check("command_lines_in_help", found, tolerance=FLOAT64)
 
 
 def test_recipes(stubs: Path) -> None:

@@ -127,8 +127,8 @@ class Command:
                 continue
             for name in (names,) if isinstance(names, str) else names:
                 accepts = self.known[name].accepts
-                given[name] = text if isinstance(text, bool) else _parsed(text, accepts)
-                shown = text if isinstance(text, str) else " ".join(map(str, text)) if text is not True else ""
+                given[name] = parse_value(text, accepts) if isinstance(text, str) else text
+                shown = text if isinstance(text, str) else ""
                 if reason := fault(given[name], accepts):
                     raise ConfigError(f"{flag} {shown}: {reason}")
                 flags[name] = flag, shown
@@ -145,12 +145,6 @@ class Command:
             if error.name not in flags:
                 raise
             raise ConfigError(f"{' '.join(flags[error.name])}: {error.reason}") from None
-
-
-def _parsed(text: str | tuple[str, ...], accepts: Any) -> Any:
-    if isinstance(text, str):
-        return parse_value(text, accepts)
-    return list(text)
 
 
 def parameter_name(flag: str) -> str:
@@ -205,7 +199,7 @@ class _ClickCommand(click.Command):
             "--plan": ("a6000", lambda word: HARDWARE.fullmatch(word) is not None and not os.path.exists(word)),
         }
         words: list[str] = []
-        for word, after in zip(args, [*args[1:], ""], strict=True):
+        for word, after in zip(args, [*args[1:], ""], strict=False):
             default, fits = optional.get(word, ("", None))
             words += [word] if fits is None or fits(after) else [f"{word}={default}"]
         try:

@@ -12,6 +12,7 @@ from prism_prm.cli.plan import show_plan
 from prism_prm.cli.ui import conclude, print_table, report_facts, tell
 from prism_prm.config import Count
 from prism_prm.console import say
+from prism_prm.errors import ConfigError
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.paths import named_places
 from prism_prm.plan.plan_settings import PlanSettings
@@ -48,7 +49,8 @@ def search(settings: SearchCommand, out: Path | None) -> None:
     if settings.plan.hardware:
         show_plan(recipe, settings.plan)
         return
-    assert out is not None, "--out is checked before"
+    if out is None:
+        raise ConfigError("--out is missing: name a folder for pools, metrics.json and the report")
     options = prm_options(settings, families=families_of(settings.family, named_places(settings.prm)))
     points = search_task(recipe, out, prm_options=options, judges=settings.judges, store=check_store(settings.store))
 
@@ -78,7 +80,7 @@ def search(settings: SearchCommand, out: Path | None) -> None:
 COMMAND = Command(
     SearchCommand,
     search,
-    out=Out("Folder for pools, metrics.json and the report."),
+    out=Out("Folder for pools, metrics.json and the report.", required=False),
     options={
         "--policy": "policy.name", "--prm": "prm", "--task": "task", "--task-data": "task_data", "--limit": "limit",
         "--method": "search.method", "-n": "n", "--select": "select", "--aggregator": "search.aggregator",

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from prism_prm.config import check
+from prism_prm.config import Word, check
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.plugins import Plugins
 from prism_prm.steps import split_steps
@@ -32,9 +32,8 @@ class ReadOptions:
 
     neutral: Neutral = "drop"
     """How to label PRM800K steps with the neutral rating (0): not at all, wrong, or right."""
-    drop_finish: tuple[str, ...] = ("bad_problem",)
-    """PRM800K finish reasons whose records are left out: solution, found_error, give_up, bad_problem. On the command
-    line a comma-separated list, or none."""
+    drop_finish: tuple[Word, ...] = ("bad_problem",)
+    """PRM800K finish reasons whose records are left out: solution, found_error, give_up, bad_problem."""
     quality_control: Keep = "keep"
     """Whether to keep the PRM800K records that were used to check labelers."""
     screening: Keep = "keep"

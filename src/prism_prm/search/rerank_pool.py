@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from prism_prm.aggregate import AGGREGATORS, GIVEN, CardValues, Choice, card_values, check_aggregator, choose_aggregator
 from prism_prm.backends.open_scorer import PrmOptions, check_scorer
-from prism_prm.config import SHOWN, Count, Natural, Range, check
+from prism_prm.config import SHOWN, Count, Natural, Range, Word, check
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
 from prism_prm.data.pools import Pool, read_pool
@@ -49,12 +49,12 @@ SOLUTIONS_PER_CHUNK = 512
 class RerankSettings:
     """How answers are found and judged, and how one of n solutions is selected."""
 
-    aggregators: tuple[str, ...] | None = field(default=None, metadata={SHOWN: "all, with the PRM's own first"})
+    aggregators: tuple[Word, ...] | None = field(default=None, metadata={SHOWN: "all, with the PRM's own first"})
     """How step scores become a solution's score: last, min, product, mean, soft-min. The first one selects and is
     drawn in the main figures. By default that is the PRM's own, and all are measured."""
     ns: tuple[Count, ...] | None = None
     """The numbers of solutions to select from, e.g. 1,4,16. By default 1, 2, 4, … up to all."""
-    extract: tuple[str, ...] = tuple(EXTRACTORS)
+    extract: tuple[Word, ...] = tuple(EXTRACTORS)
     """The ways to find the answer in a solution, most reliable first."""
     answer_field: str | None = None
     """The field of the pool, or of the task's file, that holds the reference answer. By default `answer`,
