@@ -168,7 +168,8 @@ def read_settings(
     try:
         return from_mapping(cls, settings)
     except ConfigError as error:
-        raise error if path is None else ConfigError(f"{where}: {error}") from None
+        error.args = (str(error) if path is None else f"{where}: {error}",)
+        raise
 
 
 def read_toml(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import PROBLEM, VLLM, chat, critic, said
 from click.testing import CliRunner
+from scripted import PROBLEM, VLLM, chat, critic, said
 
 from loopback import Answer, serve
 from prism_prm.backends.critic import code_runner

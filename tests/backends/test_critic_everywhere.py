@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted import OTHER, PROBLEM, STEPS, chat, critic, is_probe, said
 from click.testing import CliRunner
+from scripted import OTHER, PROBLEM, STEPS, chat, critic, is_probe, said
 
 from loopback import Answer, serve
 from prism_prm import (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Served
 from click.testing import CliRunner
+from serving import Served
 
 from prism_prm.backends.policy import Policy, PolicySettings, Sampling, StepRequest, Written, open_policy, write_steps
 from prism_prm.cli import app

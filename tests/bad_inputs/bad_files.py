@@ -50,7 +50,7 @@ READ = {
 
 TABLES = {
     "export": "pairs/pairs.parquet",
-    "margins": "pairs/trees.parquet",
+    "score pairs": "pairs/trees.parquet",
     "eval pairs": "pairs/pairs.parquet",
     "eval scores": "scores.parquet",
     "compare": "eval/processbench.steps.parquet",

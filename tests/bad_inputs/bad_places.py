@@ -32,7 +32,7 @@ CONFIG: dict[str, tuple[Any, ...]] = {
 def rows() -> Iterator[Row]:
     yield from (changed(name, dotted, value, *words) for name, dotted, value, *words in NAMES)
     yield Row("rerank --prm 'nowhere/there/prm'", (*COMMANDS["rerank"], "--prm", "nowhere/there/prm"), ("nowhere",))
-    yield Row("search --family 'nonsense'", (*COMMANDS["search"], "--family", "nonsense"), ("nonsense", "qwen"))
+    yield Row("search family=nonsense", (*COMMANDS["search"], "--set", "family=nonsense"), ("nonsense", "qwen"))
     score = tuple(COMMANDS["score"])
     for file, kind in (("config", "a number"), ("config", "null"), ("config", "nested"), ("tokenizer", "a number"),
                        ("tokenizer", "null")):  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 import typing
@@ -14,7 +13,8 @@ import pytest
 from valid_inputs import COMMANDS
 
 from prism_prm.backends.critic_settings import CriticSettings
-from prism_prm.cli import app, main
+from prism_prm.cli import main
+from prism_prm.cli.options import load
 from prism_prm.config import MAY_BE_EMPTY, Range, from_mapping, settings_of
 from prism_prm.errors import ConfigError, SettingError
 from prism_prm.evaluate.evaluate_prm import EvalSettings
@@ -95,18 +95,12 @@ def changed(settings: Any, dotted: str, value: Any) -> Any:
 
 
 def numbers_of(command: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(flag, bad values) of all options of a command that are numbers, also of those that are made from settings."""
-    (info,) = [info for info in app.registered_commands if (info.name or info.callback.__name__) == command]  # type: ignore[union-attr]
-    made = vars(info.callback).get("signature")
-    given = made(whole=True) if made else inspect.signature(info.callback, eval_str=True)  # type: ignore[arg-type]
-    for parameter in given.parameters.values():
-        if typing.get_origin(parameter.annotation) is not Annotated:
-            continue
-        hint, about = typing.get_args(parameter.annotation)[:2]
-        bad = next((bad for kind, bad in NUMBERS.items() if kind in (hint, *typing.get_args(hint))), None)
-        if type(about).__name__ == "OptionInfo" and bad:
-            flags = [one for one in (about.default, *(about.param_decls or ())) if isinstance(one, str)]
-            yield next(iter(flags), f"--{parameter.name.replace('_', '-')}"), bad
+    """(flag, bad values) of all options of a command that are numbers."""
+    found = load(command)
+    for flag in found.options:
+        hint = found.setting(flag).hint
+        if bad := next((bad for kind, bad in NUMBERS.items() if kind in (hint, *typing.get_args(hint))), None):
+            yield flag, bad
 
 
 NUMBERS: dict[Any, tuple[str, ...]] = {int: ("-1",), float: ("nan", "-1")}

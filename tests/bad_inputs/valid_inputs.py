@@ -104,19 +104,14 @@ RECIPES = {"train.toml": TRAIN, "search.toml": SEARCH}
 
 COMMANDS: dict[str, list[str]] = {
     "pairs": ["pairs", "prm800k.jsonl", "--out", "out"],
-    "pairs plain": ["pairs", "plain.jsonl", "--split-steps", "--trust-solutions", "--out", "out"],
+    "pairs plain": ["pairs", "plain.jsonl", "--set", "read.split_steps=true", "--set", "read.trust_solutions=true", "--out", "out"],
     "export": ["export", "pairs", "--format", "jsonl", "--out", "out.jsonl"],
     "score": ["score", "unlabelled.jsonl", "--prm", "prm", "--out", "out.parquet"],
-    "margins": ["margins", "pairs", "--prm", "prm", "--out", "out.parquet"],
+    "score pairs": ["score", "pairs", "--prm", "prm", "--out", "out.parquet", "--pairs"],
     "train": ["train", "train.toml", "--out", "out"],
     "eval": ["eval", "--prm", "prm", "--bench", "processbench", "--data", "processbench.jsonl", "--out", "out"],
-    "eval predictions": [
-        "eval", "--predictions", "predictions.jsonl", "--bench", "processbench", "--data", "processbench.jsonl",
-        "--out", "out",
-    ],
-    "eval scores": [
-        "eval", "--scores", "scores.parquet", "--bench", "processbench", "--data", "processbench.jsonl", "--out", "out",
-    ],
+    "eval predictions": ["eval", "--predictions", "predictions.jsonl", "--bench", "processbench", "--data", "processbench.jsonl", "--out", "out"],
+    "eval scores": ["eval", "--scores", "scores.parquet", "--bench", "processbench", "--data", "processbench.jsonl", "--out", "out"],
     "eval labelled": ["eval", "--prm", "prm", "--bench", "labelled", "--data", "prm800k.jsonl", "--out", "out"],
     "eval prmbench": ["eval", "--prm", "prm", "--bench", "prmbench", "--data", "prmbench.jsonl", "--out", "out"],
     "eval pairs": ["eval", "--prm", "prm", "--bench", "pairs", "--data", "pairs", "--out", "out"],
@@ -124,13 +119,10 @@ COMMANDS: dict[str, list[str]] = {
     "theory": ["theory", "--no-simulate", "--out", "out"],
     "theory runs": ["theory", "--no-simulate", "--runs", "a=eval", "--runs", "b=eval2", "--out", "out"],
     "theory pool": ["theory", "--no-simulate", "--pool", "pool.jsonl", "--out", "out"],
-    "rerank": ["rerank", "pool.jsonl", "--judges", "1", "--out", "out"],
-    "rerank prm": ["rerank", "pool.jsonl", "--prm", "prm", "--judges", "1", "--out", "out"],
-    "search": ["search", "--recipe", "search.toml", "--judges", "1", "--out", "out"],
-    "label": [
-        "label", "task.jsonl", "--policy", "hf:policy", "--rollouts", "2", "--max-tokens", "16", "--set",
-        'label.sampling.stop=" "', "--judges", "1", "--out", "out",
-    ],
+    "rerank": ["rerank", "pool.jsonl", "--set", "judges=1", "--out", "out"],
+    "rerank prm": ["rerank", "pool.jsonl", "--prm", "prm", "--set", "judges=1", "--out", "out"],
+    "search": ["search", "--recipe", "search.toml", "--set", "judges=1", "--out", "out"],
+    'label': ['label', 'task.jsonl', '--policy', 'hf:policy', '--rollouts', '2', '-P', 'max_tokens=16', '--set', 'label.sampling.stop=" "', '--set', 'judges=1', '--out', 'out'],
     "demo": ["demo", "--quick", "--out", "out"],
 }  # fmt: skip
 for _name in ("shepherd", "split_shepherd", "stepwise", "processbench", "prmbench"):

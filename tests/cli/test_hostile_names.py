@@ -10,8 +10,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 from click.testing import CliRunner
+from rich.console import Console
 
 from prism_prm import init_prm
 from prism_prm.cli import app, ui
@@ -55,17 +55,27 @@ def evaluated(tmp_path: Path) -> list[str]:
     data = write_jsonl(tmp_path / "math.jsonl", rows)
     scores = [{"id": f"math-{i}", "scores": [0.9, 0.2 + 0.05 * i, 0.7]} for i in range(12)]
     predictions = write_jsonl(tmp_path / "predictions.jsonl", scores)
-    return ["eval", "--bench", "processbench", "--data", str(data), "--predictions", str(predictions), "--draws", "100"]
+    return [
+        "eval",
+        "--bench",
+        "processbench",
+        "--data",
+        str(data),
+        "--predictions",
+        str(predictions),
+        "--set",
+        "num_draws=100",
+    ]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_eval_compare_and_theory(name: str, evaluated: list[str], place: Path, tmp_path: Path) -> None:
     before = files_in(tmp_path)
-    prism(*evaluated, "--name", name, "--out", place / "one")
+    prism(*evaluated, "--set", f"name={name}", "--out", place / "one")
     assert json.loads((place / "one" / "metrics.json").read_text())["run"]["name"] == name
     prism(*evaluated, "--out", place / "two")
     runs = [f"{name}={place / 'one'}", f"other={place / 'two'}"]
-    prism("compare", *runs, "--rounds", "--draws", 100, "--out", place / "compared")
+    prism("compare", *runs, "--rounds", "--set", "num_draws=100", "--out", place / "compared")
     assert list(json.loads((place / "compared" / "metrics.json").read_text())["runs"]) == [name, "other"]
     prism("theory", "--no-simulate", "--runs", runs[0], "--runs", runs[1], "--out", place / "theory")
     for out in ("one", "compared"):
@@ -86,13 +96,13 @@ def test_rerank(name: str, prm: Path, place: Path, tmp_path: Path) -> None:
     pool = write_jsonl(tmp_path / "pool.jsonl", [{"problem": "1+1?", "answer": "2", "solutions": solutions}])
     before = files_in(tmp_path)
     out = place / "out"
-    shown = prism("rerank", pool, "--prm", f"{name}={prm}", "--out", out, "--judges", 1, "--aggregators", "min")
+    shown = prism("rerank", pool, "--prm", f"{name}={prm}", "--out", out, "--set", "judges=1", "--aggregators", "min")
     assert name in shown
     assert set(json.loads((out / "metrics.json").read_text())["unscored_solutions"]) == {name}
     assert name in legends(out)
     assert all(path.is_relative_to(out) for path in files_in(tmp_path) - before)
     (table,) = (out / "scores").iterdir()
-    prism("rerank", pool, "--scores", f"{name}={table}", "--out", place / "again", "--judges", 1)
+    prism("rerank", pool, "--scores", f"{name}={table}", "--out", place / "again", "--set", "judges=1")
     assert name in legends(place / "again")
 
 
@@ -102,11 +112,11 @@ def test_search(memorising_policy: Path, tmp_path: Path, place: Path) -> None:
     init_prm(memorising_policy, family="qwen").save(prm)
     task = write_jsonl(tmp_path / "task.jsonl", [{"problem": "3+4-2", "answer": "5"}])
     before = files_in(tmp_path)
-    common = ["search", "--policy", f"hf:{memorising_policy}", "--task", task, "--template", "none", "-n", "2"]
+    common = ["search", "--policy", f"hf:{memorising_policy}", "--task", task, "-P", "template=none", "-n", "2"]
     given = [word for name in names for word in ("--prm", f"{name}={prm}")]
     for method in ("beam", "best-of-n"):
         out = place / method
-        shown = prism(*common, *given, "--method", method, "--expand", 2, "--judges", 1, "--out", out)
+        shown = prism(*common, *given, "--method", method, "--set", "expand=2", "--set", "judges=1", "--out", out)
         assert [point["prm"] for point in json.loads((out / "metrics.json").read_text())["points"]] == names
         assert all(name in shown and name in legends(out) for name in names)
     assert all(path.is_relative_to(place) for path in files_in(tmp_path) - before)

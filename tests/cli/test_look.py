@@ -1,4 +1,4 @@
-"""`prism look`: solutions as lines of a terminal, whatever is written in them."""
+"""`prism score --show`: solutions as lines of a terminal, whatever is written in them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.cells import cell_len
 from rich.console import Console
-from click.testing import CliRunner
 
 from prism_prm import init_prm
 from prism_prm.cli import app
@@ -142,7 +142,7 @@ def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from prism_prm import load_prm
 
     monkeypatch.chdir(folder)
-    words = ["look", "own.jsonl", "--prm", "a=prm0", "--prm", "b=prm1", "--limit", "3", "--threshold", "0.4"]
+    words = ["score", "own.jsonl", "--show", "--prm", "a=prm0", "--prm", "b=prm1", "--limit", "3", "--threshold", "0.4"]
     shown = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
     found = json.loads(shown.stdout)["solutions"]
     assert [one["problem"] for one in found] == ["What is 0 + 1?", "What is 1 + 1?", "What is 2 + 1?"]

@@ -35,7 +35,7 @@ COMMANDS = {
     "pairs": "pairs own.jsonl --out out",
     "eval": "eval --bench labelled --data own.jsonl --prm prm --out out",
     "theory": "theory --no-simulate --out out",
-    "rerank": "rerank pool.jsonl --out out --judges 1",
+    "rerank": "rerank pool.jsonl --out out --set judges=1",
     "search": "search --policy hf:prm --task task.jsonl --method greedy --out out",
     "demo": "demo --quick --out out",
     "compare": "compare a=run b=run --out out",
@@ -55,15 +55,15 @@ def test_a_folder_in_use_is_left_alone(name: str, folder: Path, monkeypatch: pyt
         assert sorted(path.name for path in (folder / "out").iterdir()) == [".lock", "theirs"]
 
 
-@pytest.mark.parametrize("name", ["score", "margins"])
+@pytest.mark.parametrize("name", ["score", "pairs"])
 def test_a_table_in_use_is_left_alone(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     run = CliRunner()
-    if name == "margins":
+    if name == "pairs":
         assert run.invoke(app, ["pairs", "own.jsonl", "--out", "pairs"], catch_exceptions=False).exit_code == 0
     words = {
         "score": "score own.jsonl --prm prm --out tables/a.parquet",
-        "margins": "margins pairs --prm prm --out tables/a.parquet",
+        "pairs": "score pairs --pairs --prm prm --out tables/a.parquet",
     }[name].split()
     with locked_file("tables/a.parquet"):
         with pytest.raises(PrismError, match=r"^tables/a\.parquet: another process is writing it"):
@@ -96,9 +96,7 @@ def test_two_searches_at_once_do_not_mix_their_journals(world_policy: Path, tmp_
     problems = draw_problems(world_settings("quick").problems, 4, np.random.default_rng(1))
     task = tmp_path / "task.jsonl"
     task.write_text("".join(json.dumps({"problem": p.text, "answer": p.answer}) + "\n" for p in problems))
-    words = (
-        f"search --policy hf:{world_policy} --task {task} --method sample -n 2 --judges 1 --max-steps 4 --out".split()
-    )
+    words = f"search --policy hf:{world_policy} --task {task} --method sample -n 2 --set judges=1 --set max_steps=4 --out".split()
     first = Process(*words, tmp_path / "out", code=PAUSED)
     try:
         while not (tmp_path / "out" / "journal").exists():

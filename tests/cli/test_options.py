@@ -5,25 +5,20 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytest
-import typer
-from click.testing import CliRunner
 
 from prism_prm.backends.load_prm import load_prm
-from prism_prm.cli import app
-from prism_prm.cli.options import Options, SettingsCommand, with_settings
-from prism_prm.config import settings_of
-from prism_prm.errors import ConfigError
+from prism_prm.cli.options import Command, families_of, is_repeated, metavar, narrow, parameter_name
+from prism_prm.config import Count, Word, check, settings_of
+from prism_prm.errors import ConfigError, SettingError
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.select import SELECTORS
-
-GENERATED = ("pairs", "score", "margins", "eval", "rerank", "search")
 
 
 @dataclass(frozen=True)
@@ -39,114 +34,126 @@ class Engine:
 class Car:
     name: str = ""
     """What it is called."""
-    doors: tuple[int, ...] = (2, 4)
+    doors: tuple[Count, ...] = (2, 4)
     """Doors by row."""
     owners: tuple[str, ...] = ()
-    """Whose it is."""
+    """Who owns it."""
+    colors: tuple[Word, ...] = ()
+    """How it is painted."""
     fast: bool = False
-    undocumented: int | None = None
+    weights: dict[str, float] = field(default_factory=dict)
+    manual: Path | None = None
     engine: Engine = field(default_factory=Engine)
 
     def __post_init__(self) -> None:
+        check(self)
         if self.name == "nobody":
-            raise ConfigError("a car is never called nobody")
+            raise SettingError("name", self.name, "must be a name")
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
+COMMAND = Command(
+    Car,
+    lambda car: None,
+    options={
+        "--name": "name", "--doors": "doors", "--owner": "owners", "--color": "colors", "--fast": "fast",
+        "--weights": "weights", "--manual": "manual", "--fuel": "engine.fuel", "--power": "engine.power",
+    },
+    examples={},
+)  # fmt: skip
 
 
-def command_of(seen: list[Any], **changes: Any) -> Callable[..., str]:
-    """A command whose one settings parameter is a Car, or what was given of one; it returns what it prints."""
-    panels = {"": ("name", "fast"), "Rest": ("doors", "owners")}
-    small = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
-    options = Options(f"{__name__}:Car", changes.pop("panels", panels), parse={"doors": numbers}, **changes)
-
-    @with_settings(car=options)
-    def drive(*, far: int = 1, car: Car, near: bool = False) -> None:
-        """Drive a car."""
-        seen.append((far, car, near))
-
-    small.command(cls=SettingsCommand)(drive)
-    small.command("other")(lambda: None)
-
-    def run(*words: str) -> str:
-        result = CliRunner().invoke(small, ["drive", *words], env={"COLUMNS": "80"})
-        assert result.exit_code == 0, (result.output, result.exception)
-        return result.output
-
-    return run
+def car(recipe: Path | None = None, assignments: tuple[str, ...] = (), **given: Any) -> Car:
+    """The car of a command line as click has parsed it."""
+    values = {parameter_name(flag): None for flag in COMMAND.options} | given
+    read: Car = COMMAND.read({**values, "recipe": recipe, "set": assignments})
+    return read
 
 
 def test_settings_know_their_sections_and_texts() -> None:
     known = settings_of(Car)
-    assert [*known] == ["name", "doors", "owners", "fast", "undocumented", "engine.power", "engine.fuel"]
+    assert [*known][-2:] == ["engine.power", "engine.fuel"]
     assert known["engine.power"].text == "How strong the engine is."
     assert known["engine.power"].default == 1.5
-    assert known["undocumented"].text == ""
+    assert known["fast"].text == ""
 
 
-def test_a_command_gets_its_settings() -> None:
-    seen: list[Any] = []
-    run = command_of(seen)
-    run()
-    run("--name", "T", "--doors", "5,6", "--owners", "a", "--owners", "b", "--fast", "--far", "3")
-    assert seen == [(1, Car(), False), (3, Car("T", (5, 6), ["a", "b"], fast=True), False)]  # type: ignore[arg-type]
+def test_options_become_settings() -> None:
+    found = car(name="T", doors="5,6", owner=("a,b", "c"), color="red,blue", fast=True, weights="front=0.5,back=2",
+                manual="m.pdf", fuel="gas", power="2")  # fmt: skip
+    expected = Car("T", (5, 6), ("a,b", "c"), ("red", "blue"), True, {"front": 0.5, "back": 2}, Path("m.pdf"),
+                   Engine(2.0, "gas"))  # fmt: skip
+    assert found == expected
 
 
-def test_only_what_was_given_covers_a_recipe() -> None:
-    seen: list[Any] = []
-    run = command_of(seen, panels={"": ("name", "doors", "engine.power", "engine.fuel")}, as_given=True)
-    run("--power", "1.5", "--fuel", "gas")
-    run()
-    assert [given for _, given, _ in seen] == [{"engine.power": 1.5, "engine.fuel": "gas"}, {}], (
-        "a default is given too"
-    )
+def test_options_override_a_recipe_and_set_overrides_both(tmp_path: Path) -> None:
+    recipe = tmp_path / "car.toml"
+    recipe.write_text('name = "file"\nfast = true\n[engine]\npower = 3.0\n')
+    assert car(recipe) == Car("file", fast=True, engine=Engine(3.0))
+    assert car(recipe, name="T", power="1.5") == Car("T", fast=True), "a default that is given counts too"
+    assert car(recipe, ("power=4", "name=S"), name="T", power="1.5") == Car("S", fast=True, engine=Engine(4.0))
 
 
-def test_an_option_may_have_another_name_and_fewer_values() -> None:
-    seen: list[Any] = []
-    narrowed = {"engine.fuel": Literal["oil"]}
-    run = command_of(seen, panels={"": ("engine.fuel",)}, names={"engine.fuel": "--burns"}, narrowed=narrowed,
-                     as_given=True)  # fmt: skip
-    run("--burns", "oil")
-    assert seen[0][1] == {"engine.fuel": "oil"}
-    with pytest.raises(AssertionError, match="SystemExit"):
-        run("--burns", "gas")
-    assert len(seen) == 1, "refused"
+@pytest.mark.parametrize(
+    ("assignment", "changed"),
+    [
+        ("engine.power=2e3", {"engine": Engine(2000.0)}),
+        ("power=2", {"engine": Engine(2.0)}),
+        ("doors=[1]", {"doors": (1,)}),
+        ("doors=1", {"doors": (1,)}),
+        ("name=42", {"name": "42"}),
+        ('name="a b"', {"name": "a b"}),
+        ("owners=a,b", {"owners": ("a", "b")}),
+        ('owners=["a,b"]', {"owners": ("a,b",)}),
+        ("owners=[]", {}),
+        ("weights.front=1", {"weights": {"front": 1.0}}),
+        ('engine={fuel="oil"}', {"engine": Engine(fuel="oil")}),
+    ],
+)
+def test_assignments(assignment: str, changed: dict[str, Any]) -> None:
+    assert car(assignments=(assignment,)) == Car(**changed)
 
 
-def test_help_shows_texts_and_defaults() -> None:
-    shown = " ".join(command_of([])("-h").replace("│", " ").split())
-    for words in ("What it is called.", "Doors by row. [default: 2,4]", "─ Rest ─", "--fast", "Drive a car."):
-        assert words in shown
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"doors": "2,x"}, "--doors 2,x: each of the list must be a whole number"),
+        ({"doors": "0"}, "--doors 0: each of the list must be 1 or more"),
+        ({"power": "nan"}, "--power nan: must be a finite number"),
+        ({"fuel": "water"}, "--fuel water: must be one of oil, gas"),
+        ({"name": "nobody"}, "--name nobody: must be a name"),
+        ({"assignments": ("power=x",)}, "--set power=x: must be a finite number"),
+        ({"assignments": ("pwoer=1",)}, "--set pwoer=1: there is no setting pwoer. Did you mean engine.power?"),
+        ({"assignments": ("power",)}, "--set power: expected KEY=VALUE"),
+    ],
+)
+def test_refused_values_name_the_option(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        car(**given)
+    assert str(refused.value).startswith(message)
 
 
-@pytest.mark.parametrize("name", ["search", "theory", "eval", "rerank"])
-def test_help_says_that_the_card_decides(name: str) -> None:
-    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
-    words = {
-        "eval": "[default: (the PRM's card; 0.5 for PRMBench",
-        "rerank": "[default: (all, with the PRM's own first)]",
-    }
-    assert words.get(name, "[default: (the PRM's card)]") in " ".join(shown.replace("│", " ").split())
+def test_what_stands_for_a_value() -> None:
+    known = settings_of(Car)
+    assert {name: metavar(known[name]) for name in ("name", "doors", "fast", "engine.power", "engine.fuel")} == {
+        "name": "NAME", "doors": "DOORS", "fast": "", "engine.power": "X", "engine.fuel": "FUEL",
+    }  # fmt: skip
+    assert [name for name in known if is_repeated(known[name])] == ["owners"]
 
 
-def test_settings_refuse_values_of_options() -> None:
-    with pytest.raises(AssertionError, match="never called nobody"):
-        command_of([])("--name", "nobody")
+def test_the_part_of_a_library_function() -> None:
+    @dataclass(frozen=True)
+    class Sports(Car):
+        turbo: bool = True
+
+    assert narrow(Sports("T", turbo=False), Car) == Car("T")
 
 
-@pytest.mark.parametrize("name", GENERATED)
-def test_every_setting_that_is_an_option_is_described(name: str) -> None:
-    """In whole sentences: they stand alone in the help and in the tables of the docs."""
-    (info,) = [info for info in app.registered_commands if (info.name or info.callback.__name__) == name]  # type: ignore[union-attr]
-    whole = vars(info.callback)["signature"](whole=True).parameters
-    texts = {key: parameter.annotation.__metadata__[0].help for key, parameter in whole.items() if "__" in key}
-    assert len(texts) > 6
-    assert {
-        key for key, text in texts.items() if not (text and text[0].isupper() and text.endswith((".", "…")))
-    } == set()
+def test_families() -> None:
+    assert families_of(["qwen", "b=rlhflow"], ["a", "b"]) == {"a": "qwen", "b": "rlhflow"}
+    with pytest.raises(ConfigError, match="no PRM is called 'c'. PRMs: a, b"):
+        families_of(["c=qwen"], ["a", "b"])
+    with pytest.raises(ConfigError, match="the PRM 'a' already has the family 'qwen'"):
+        families_of(["a=qwen", "a=rlhflow"], ["a"])
 
 
 def test_load_prm_takes_the_settings_of_loading() -> None:
@@ -172,6 +179,7 @@ def test_choices_are_those_that_there_are() -> None:
         (["--help"], ("torch", "numpy", "pyarrow")),
         (["search", "--help"], ("torch",)),
         (["score", "--help"], ("torch",)),
+        (["grpo", "--help"], ("torch",)),
     ],
 )
 def test_help_waits_for_nothing_heavy(words: list[str], absent: tuple[str, ...]) -> None:

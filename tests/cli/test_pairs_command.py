@@ -97,9 +97,9 @@ def test_skip_goes_on_and_lists_the_first(
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (("--lookahead", "some"), "--lookahead some is not all, none or a number from 1"),
+        (("--lookahead", "some"), "--lookahead some: must be a whole number or one of all, none"),
         (("--split", "train=0.9"), "add to 1"),
-        (("--min-gap", "0"), "--min-gap 0: must be 1 or more"),
+        (("--set", "min_gap=0"), "--set min_gap=0: must be 1 or more"),
         (("--out", __file__), "is a file; name a folder"),
         (("--exclude", "missing.jsonl"), "missing.jsonl: no such file"),
     ],
@@ -117,7 +117,7 @@ def test_settings_are_checked_first(
 def test_pairs_then_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.jsonl").write_text(GOOD)
     out = tmp_path / "out"
-    assert prism(monkeypatch, "pairs", tmp_path / "in.jsonl", "--out", out, "--lookahead-audit", "off") == 0
+    assert prism(monkeypatch, "pairs", tmp_path / "in.jsonl", "--out", out, "--set", "audit=off") == 0
     assert "lookahead pairs" in capfd.readouterr().out
     assert prism(monkeypatch, "export", out, "--format", "trl-preference") == 0
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
@@ -137,7 +137,7 @@ def test_export_ends_quietly_when_its_reader_does(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(GOOD * 3000)
     write_command(tmp_path / "prism")
     command = (
-        f"{tmp_path}/prism pairs {tmp_path}/in.jsonl --lookahead-audit off --out {tmp_path}/out >/dev/null 2>&1 && "
+        f"{tmp_path}/prism pairs {tmp_path}/in.jsonl --set audit=off --out {tmp_path}/out >/dev/null 2>&1 && "
         f"{tmp_path}/prism export {tmp_path}/out --format jsonl | head -1"
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
@@ -149,7 +149,7 @@ def test_the_acceptance_command(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = real_data / "prm800k" / "phase1_train.jsonl"
-    options = ("--lookahead", "all", "--lookahead-audit", "off", "--out", tmp_path, "--json")
+    options = ("--lookahead", "all", "--set", "audit=off", "--out", tmp_path, "--json")
     assert prism(monkeypatch, "pairs", file, *options) == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["trees"], summary["positions"]) == (942, 15311)

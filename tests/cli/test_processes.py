@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 from click.testing import CliRunner
 
 from prism_prm.cli import app
+from prism_prm.cli.options import COMMANDS
 from prism_prm.cli.processes import ON_RAY, SHARING, join_processes
 from prism_prm.errors import ConfigError
 
@@ -45,7 +45,7 @@ def test_processes_that_do_not_find_each_other(monkeypatch: pytest.MonkeyPatch) 
         join_processes()
 
 
-@pytest.mark.parametrize("name", sorted(set(get_command(app).commands) - set(SHARING)))  # type: ignore[attr-defined]
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - set(SHARING)))
 @pytest.mark.parametrize("variable", ["WORLD_SIZE", "PMI_SIZE"])
 def test_other_commands_run_in_one_process(monkeypatch: pytest.MonkeyPatch, name: str, variable: str) -> None:
     monkeypatch.setenv(variable, "2")

@@ -88,20 +88,20 @@ CASES = {
         "resume from update 2 of 18 of round 1_all.", "Resuming round 1_all from update 2 of 18",
     ),
     "score": (
-        "score own.jsonl --prm prm --out s.parquet --chunk 20", WRITE, 2,
+        "score own.jsonl --prm prm --out s.parquet --set chunk=20", WRITE, 2,
         "resume with 80 scores done.", "Reused 80 of 140 scores",
     ),
     "eval": (
-        "eval --bench labelled --data trl.jsonl --prm prm --draws 100 --out eval", WRITE, 1,
+        "eval --bench labelled --data trl.jsonl --prm prm --set num_draws=100 --out eval", WRITE, 1,
         "resume with 128 scores done.", "Reused 128 of 140 scores",
     ),
     "rerank": (
-        "rerank pool.jsonl --prm prm --judges 1 --draws 100 --out rerank", WRITE, 1,
+        "rerank pool.jsonl --prm prm --set judges=1 --set num_draws=100 --out rerank", WRITE, 1,
         "resume with 64 scores done, with all answers judged.", "Reused 64 of 80 scores",
     ),
     "search": (
-        "search --policy hf:policy --task task.jsonl --method sample -n 2 --judges 1 --template none --at-once 1 "
-        "--max-steps 4 --out search",
+        "search --policy hf:policy --task task.jsonl --method sample -n 2 --set judges=1 -P template=none --set at_once=1 "
+        "--set max_steps=4 --out search",
         ("prism_prm.job", "Journal", "append"), 1,
         "resume with 1 of 3 problems searched, n2.", "Reusing 1 of 3 searched problems, n2",
     ),

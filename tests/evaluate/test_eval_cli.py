@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eval_helpers import prmbench_row, processbench_row, write_jsonl
 from click.testing import CliRunner, Result
+from eval_helpers import prmbench_row, processbench_row, write_jsonl
 
 from prism_prm.backends.load_prm import init_prm
 from prism_prm.cli import app

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from cases import anything, files, fuzz, survives, torn
-from hypothesis import strategies as st
 from click.testing import CliRunner
+from hypothesis import strategies as st
 
 from payloads import HUMANEVAL, MBPP, OWN, function_record, stdin_record
 from prism_prm.cli import app

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_exactness import COMB
 from click.testing import CliRunner
+from test_exactness import COMB
 
 from prism_prm import load_prm
 from prism_prm.cli import app

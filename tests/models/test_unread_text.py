@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
-from click.testing import CliRunner
 
 from prism_prm import PRM, StepTree, example_folder, example_prm, init_prm, score_files
 from prism_prm.cli import app

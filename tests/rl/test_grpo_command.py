@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 from click.testing import CliRunner
+from safetensors.numpy import load_file
 
 from contents import contents
 from killing import run_killed

@@ -60,7 +60,9 @@ Row = tuple[str, str]
 def app_help() -> str:
     """The help of `prism` itself."""
     page = _Page()
-    page.print("Train, measure and use process reward models (PRMs): models that score each step of a chain of reasoning.")
+    page.print(
+        "Train, measure and use process reward models (PRMs): models that score each step of a chain of reasoning."
+    )
     page.print("\n[bold]Usage[/]  prism COMMAND …")
     for group, named in groupby(COMMANDS.items(), key=lambda item: item[1][0]):
         page.rows(group, [(name, summary) for name, (_, summary) in named], width=12)
@@ -89,7 +91,9 @@ def command_help(name: str, command: Command, *, everything: bool) -> str:
         kind = "FILE" if command.out.ending else "FOLDER"
         rows.append((f"-o, --out {kind}", command.out.help))
     page.rows("Options", rows)
-    common = [] if command.argument == "recipe" else [("--recipe FILE", "A TOML file of settings; options override it.")]
+    common = (
+        [] if command.argument == "recipe" else [("--recipe FILE", "A TOML file of settings; options override it.")]
+    )
     common += [(f"{flag} KEY=VALUE", GROUPED[flag][1]) for flag in command.grouped]
     common += [
         ("--set KEY=VALUE", "Any setting (see --help-all), by its name or the end of it."),
@@ -160,7 +164,7 @@ class _Page:
         self.print(f"\n[bold]{title}[/]")
         table = Table.grid(padding=(0, 2), expand=True)
         widest = max(len(name) for name, _ in rows)
-        table.add_column(width=width or min(widest, 22), no_wrap=False)
+        table.add_column(width=width or min(widest, 22 if title == "Options" else 32))
         table.add_column(ratio=1)
         for name, text in rows:
             table.add_row(Text(name, style="cyan"), Text(text))

@@ -214,9 +214,7 @@ class _ClickCommand(click.Command):
 
     def _run(self, **values: Any) -> None:
         check_alone(self.name or "")
-        terminal = Terminal(
-            as_json=values.pop("json"), quiet=values.pop("quiet"), verbose=values.pop("verbose")
-        )
+        terminal = Terminal(as_json=values.pop("json"), quiet=values.pop("quiet"), verbose=values.pop("verbose"))
         with displayed(terminal):
             out = self.command.out
             if out is None:

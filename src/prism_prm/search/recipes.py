@@ -125,7 +125,7 @@ class LabelRecipe:
         if not self.policy.name:
             raise ConfigError("no policy: give one with --policy, e.g. --policy hf:Qwen/Qwen2.5-Math-1.5B-Instruct")
         if (self.second_model or self.second_tokenizer) and not self.second_policy:
-            raise ConfigError("--second-model and --second-tokenizer are about a second policy: give --second-policy")
+            raise ConfigError("second_model and second_tokenizer are for a second policy: give --second-policy")
         if self.second_policy and self.consensus:
             raise ConfigError("give --second-policy or --consensus, not both: labels have one second opinion")
         if not self.task:

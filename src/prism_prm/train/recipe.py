@@ -266,6 +266,8 @@ def check_places(recipe: Recipe) -> None:
 def check_data(recipe: Recipe) -> None:
     """Refuse data that is not there."""
     data = recipe.data
+    if data.format != "auto":
+        find_format(data.format)
     find_sources([*data.inputs, *data.exclude])
     if data.folder:
         check_pairs_folder(data.folder)
@@ -283,7 +285,4 @@ def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
         >>> recipe.train.lr
         2e-06
     """
-    recipe = read_settings(Recipe, path, assignments)
-    if recipe.data.format != "auto":
-        find_format(recipe.data.format)
-    return recipe
+    return read_settings(Recipe, path, assignments)

@@ -43,6 +43,7 @@ class VerifierSettings:
     beta: Share = 0.2
     """The verifier's FNR on whole solutions."""
     ns: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
+    """The numbers of solutions for which accuracy is shown."""
     seed: Natural = 0
     """The seed for everything random."""
 
