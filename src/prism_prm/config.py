@@ -217,7 +217,7 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def parse_assignment(
     cls: type, assignment: str, flag: str = "--set", sections: Sequence[str] = ("",)
 ) -> tuple[str, Any]:
-    """(full name, value) of `KEY=VALUE`; KEY is a setting in one of the sections, or any unambiguous end of its name."""
+    """(full name, value) of `KEY=VALUE`, where KEY is a setting in one of the sections, or an unambiguous end of it."""
     key, equals, text = (part.strip() for part in assignment.partition("="))
     if not equals or not key:
         raise ConfigError(f"{flag} {assignment}: expected KEY=VALUE, e.g. {flag} seed=1")

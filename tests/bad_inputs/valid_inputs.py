@@ -104,14 +104,21 @@ RECIPES = {"train.toml": TRAIN, "search.toml": SEARCH}
 
 COMMANDS: dict[str, list[str]] = {
     "pairs": ["pairs", "prm800k.jsonl", "--out", "out"],
-    "pairs plain": ["pairs", "plain.jsonl", "--set", "read.split_steps=true", "--set", "read.trust_solutions=true", "--out", "out"],
+    "pairs plain": [
+        "pairs", "plain.jsonl", "--set", "split_steps=true", "--set", "trust_solutions=true", "--out", "out",
+    ],
     "export": ["export", "pairs", "--format", "jsonl", "--out", "out.jsonl"],
     "score": ["score", "unlabelled.jsonl", "--prm", "prm", "--out", "out.parquet"],
     "score pairs": ["score", "pairs", "--prm", "prm", "--out", "out.parquet", "--pairs"],
     "train": ["train", "train.toml", "--out", "out"],
     "eval": ["eval", "--prm", "prm", "--bench", "processbench", "--data", "processbench.jsonl", "--out", "out"],
-    "eval predictions": ["eval", "--predictions", "predictions.jsonl", "--bench", "processbench", "--data", "processbench.jsonl", "--out", "out"],
-    "eval scores": ["eval", "--scores", "scores.parquet", "--bench", "processbench", "--data", "processbench.jsonl", "--out", "out"],
+    "eval predictions": [
+        "eval", "--predictions", "predictions.jsonl", "--bench", "processbench", "--data", "processbench.jsonl",
+        "--out", "out",
+    ],
+    "eval scores": [
+        "eval", "--scores", "scores.parquet", "--bench", "processbench", "--data", "processbench.jsonl", "--out", "out",
+    ],
     "eval labelled": ["eval", "--prm", "prm", "--bench", "labelled", "--data", "prm800k.jsonl", "--out", "out"],
     "eval prmbench": ["eval", "--prm", "prm", "--bench", "prmbench", "--data", "prmbench.jsonl", "--out", "out"],
     "eval pairs": ["eval", "--prm", "prm", "--bench", "pairs", "--data", "pairs", "--out", "out"],
@@ -122,7 +129,10 @@ COMMANDS: dict[str, list[str]] = {
     "rerank": ["rerank", "pool.jsonl", "--set", "judges=1", "--out", "out"],
     "rerank prm": ["rerank", "pool.jsonl", "--prm", "prm", "--set", "judges=1", "--out", "out"],
     "search": ["search", "--recipe", "search.toml", "--set", "judges=1", "--out", "out"],
-    'label': ['label', 'task.jsonl', '--policy', 'hf:policy', '--rollouts', '2', '-P', 'max_tokens=16', '--set', 'label.sampling.stop=" "', '--set', 'judges=1', '--out', 'out'],
+    "label": [
+        "label", "task.jsonl", "--policy", "hf:policy", "--rollouts", "2", "-P", "max_tokens=16", "--set",
+        'label.sampling.stop=" "', "--set", "judges=1", "--out", "out",
+    ],
     "demo": ["demo", "--quick", "--out", "out"],
 }  # fmt: skip
 for _name in ("shepherd", "split_shepherd", "stepwise", "processbench", "prmbench"):

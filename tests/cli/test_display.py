@@ -51,8 +51,8 @@ COMMANDS = {
     "compare": "compare a=eval b=eval --set num_draws=100 --out compare",
     "theory": "theory --no-simulate --out theory",
     "rerank": "rerank pool.jsonl --scores s.parquet --set judges=1 --set num_draws=100 --out rerank",
-    "search": "search --policy hf:policy --task task.jsonl --method greedy --set judges=1 -P template=none --out search",
-    "label": "label task.jsonl --policy hf:policy --rollouts 2 --set judges=1 -P template=none -P max_tokens=40 --out label",
+    "search": "search --policy hf:policy --task task.jsonl --method greedy --set judges=1 -P template=none --out found",
+    "label": "label task.jsonl --policy hf:policy --rollouts 2 --set judges=1 -P template=none -P max_tokens=9 --out o",
 }
 """In an order in which each finds what it needs; `demo` is tested with its own."""
 FACTS = {
@@ -68,8 +68,8 @@ FACTS = {
     "compare": {"report": "compare/report.html"},
     "theory": {"report": "theory/report.html"},
     "rerank": {"report": "rerank/report.html"},
-    "search": {"report": "search/report.html"},
-    "label": {"report": "label/report.html", "num_problems": 1},
+    "search": {"report": "found/report.html"},
+    "label": {"report": "o/report.html", "num_problems": 1},
 }
 
 

@@ -77,10 +77,10 @@ def test_a_line_and_no_traceback(
         (("rerank", "x", "--agregators", "min"), "has no option --agregators. Did you mean --aggregators?"),
         (("rerank", "x", "--nonsense"), "prism rerank has no option --nonsense. See `prism rerank --help`."),
         (("theory", "--rate", "0.1"), "write --set rates=0,0.1,0.2"),
-        (("search", "-C", "votse=4", "--out", "o"), "-C votse=4: there is no setting votse. Did you mean critic.votes?"),
+        (("search", "-C", "votse=4", "--out", "o"), "there is no setting votse. Did you mean critic.votes?"),
         (("search", "-C", "votes", "--out", "o"), "-C votes: expected KEY=VALUE"),
         (("search", "--set", "seed=x", "--out", "o"), "--set seed=x: must be a whole number"),
-        (("search", "--set", "model=x", "--out", "o"), "--set model=x: model is ambiguous: policy.model or critic.model."),
+        (("search", "--set", "model=x", "--out", "o"), "model is ambiguous: policy.model or critic.model."),
     ],
 )  # fmt: skip
 def test_a_wrong_spelling_gets_the_right_one(

@@ -96,7 +96,8 @@ def test_two_searches_at_once_do_not_mix_their_journals(world_policy: Path, tmp_
     problems = draw_problems(world_settings("quick").problems, 4, np.random.default_rng(1))
     task = tmp_path / "task.jsonl"
     task.write_text("".join(json.dumps({"problem": p.text, "answer": p.answer}) + "\n" for p in problems))
-    words = f"search --policy hf:{world_policy} --task {task} --method sample -n 2 --set judges=1 --set max_steps=4 --out".split()
+    line = f"search --policy hf:{world_policy} --task {task}"
+    words = [*line.split(), *["--method", "sample", "-n", "2", "--set", "judges=1", "--set", "max_steps=4", "--out"]]
     first = Process(*words, tmp_path / "out", code=PAUSED)
     try:
         while not (tmp_path / "out" / "journal").exists():

@@ -53,7 +53,7 @@ class Car:
 
 COMMAND = Command(
     Car,
-    lambda car: None,
+    print,
     options={
         "--name": "name", "--doors": "doors", "--owner": "owners", "--color": "colors", "--fast": "fast",
         "--weights": "weights", "--manual": "manual", "--fuel": "engine.fuel", "--power": "engine.power",
@@ -150,7 +150,7 @@ def test_the_part_of_a_library_function() -> None:
 
 def test_families() -> None:
     assert families_of(["qwen", "b=rlhflow"], ["a", "b"]) == {"a": "qwen", "b": "rlhflow"}
-    with pytest.raises(ConfigError, match="no PRM is called 'c'. PRMs: a, b"):
+    with pytest.raises(ConfigError, match=r"no PRM is called 'c'\. PRMs: a, b"):
         families_of(["c=qwen"], ["a", "b"])
     with pytest.raises(ConfigError, match="the PRM 'a' already has the family 'qwen'"):
         families_of(["a=qwen", "a=rlhflow"], ["a"])

@@ -100,8 +100,8 @@ CASES = {
         "resume with 64 scores done, with all answers judged.", "Reused 64 of 80 scores",
     ),
     "search": (
-        "search --policy hf:policy --task task.jsonl --method sample -n 2 --set judges=1 -P template=none --set at_once=1 "
-        "--set max_steps=4 --out search",
+        "search --policy hf:policy --task task.jsonl --method sample -n 2 --set judges=1 -P template=none "
+        "--set at_once=1 --set max_steps=4 --out search",
         ("prism_prm.job", "Journal", "append"), 1,
         "resume with 1 of 3 problems searched, n2.", "Reusing 1 of 3 searched problems, n2",
     ),

@@ -1,7 +1,8 @@
 """Command lines → the settings with which commands begin their work. The work itself is not done.
 
 All that the README and the docs print is here, all examples of `--help`, every setting of every command in the
-spelling of 0.2.0 and of today, and every recipe. A command gets to its work only if its inputs are there: they are stubs, named as in the docs.
+spelling of 0.2.0 and of today, and every recipe. A command gets to its work only if its inputs are there: they are
+stubs, named as in the docs.
 """
 
 from __future__ import annotations

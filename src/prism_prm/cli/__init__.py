@@ -16,6 +16,13 @@ from prism_prm.cli.threads import limit_openmp_spin
 from prism_prm.cli.ui import complain
 from prism_prm.errors import PrismError
 
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"prism-prm {__version__}")
+        ctx.exit()
+
+
 app = App(
     name="prism",
     no_args_is_help=True,
@@ -26,7 +33,7 @@ app = App(
             is_flag=True,
             is_eager=True,
             expose_value=False,
-            callback=lambda ctx, _, wanted: (click.echo(f"prism-prm {__version__}"), ctx.exit()) if wanted else None,
+            callback=_print_version,
         )
     ],
 )

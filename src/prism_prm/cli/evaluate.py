@@ -51,7 +51,7 @@ class EvalCommand(EvalSettings):
             raise ConfigError("no benchmark: name one with --bench, e.g. --bench processbench")
         if self.load.on_too_long == "skip":
             raise ConfigError(
-                "--set load.on_too_long=skip: every step of a benchmark needs a score; use error or drop-left-steps"
+                "load.on_too_long = 'skip': every step of a benchmark needs a score; use error or drop-left-steps"
             )
 
 

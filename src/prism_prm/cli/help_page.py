@@ -67,7 +67,8 @@ def app_help() -> str:
     for group, named in groupby(COMMANDS.items(), key=lambda item: item[1][0]):
         page.rows(group, [(name, summary) for name, (_, summary) in named], width=12)
     page.print(
-        "\n`prism COMMAND --help` shows a command on one screen, `--help-all` every setting; `prism --version` the version."
+        "\n`prism COMMAND --help` shows a command on one screen, `--help-all` shows every setting. `prism --version` "
+        "prints the version."
     )
     return page.text
 

@@ -1,7 +1,7 @@
 """What a command of `prism` is: a settings class, a few of its settings as options, and a function that does the work.
 
-Every command reads its settings from a recipe file (TOML), then from its options, then from `--set KEY=VALUE`. An option
-is a short name for a setting, and its help is the string below the setting's field (see `config.py`).
+Every command reads its settings from a recipe file (TOML), then from its options, then from `--set KEY=VALUE`. An
+option is a short name for a setting, and its help is the string below the setting's field (see `config.py`).
 """
 
 from __future__ import annotations
@@ -284,10 +284,10 @@ def unknown_option(name: str, command: Command, flag: str) -> str:
 class App(click.Group):
     """The `prism` command, which imports a command when it is called."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click calls it so
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
         return _ClickCommand(name, load(name)) if name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -300,7 +300,7 @@ class App(click.Group):
             raise ConfigError(f"there is no command `prism {args[0]}`.{meant} See `prism --help`.")
         return super().resolve_command(ctx, args)
 
-    def get_help(self, ctx: click.Context) -> str:
+    def get_help(self, ctx: click.Context) -> str:  # noqa: ARG002
         from prism_prm.cli.help_page import app_help
 
         return app_help()

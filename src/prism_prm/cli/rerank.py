@@ -23,7 +23,7 @@ class RerankCommand(RerankSettings):
     pool: tuple[str, ...] = ()
     """The pool of solutions: .jsonl, .json, .parquet, a folder, or a hub dataset."""
     prm: tuple[str, ...] = ()
-    """A PRM to score with, or NAME=PRM: a folder, a hub id, prism:URL, vllm:URL, critic:openai:URL, critic:hf:FOLDER."""
+    """A PRM to score with, or NAME=PRM: a folder, hub id, prism:URL, vllm:URL, critic:openai:URL, critic:hf:FOLDER."""
     scores: tuple[str, ...] = ()
     """Existing scores of this pool: scores.parquet, or NAME=FILE."""
     task: str | None = None

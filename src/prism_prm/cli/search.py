@@ -83,8 +83,8 @@ COMMAND = Command(
     options={
         "--policy": "policy.name", "--prm": "prm", "--task": "task", "--task-data": "task_data", "--limit": "limit",
         "--method": "search.method", "-n": "n", "--select": "select", "--aggregator": "search.aggregator",
-        "--seed": "search.seed", "--dtype": ("load.dtype", "policy.dtype"), "--store": "store", "--plan": "plan.hardware",
-        "--ray": "ray.address",
+        "--seed": "search.seed", "--dtype": ("load.dtype", "policy.dtype"), "--store": "store",
+        "--plan": "plan.hardware", "--ray": "ray.address",
     },
     examples={
         "Beam search at three sizes, on your own problems (fields problem, answer)":

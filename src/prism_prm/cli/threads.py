@@ -15,6 +15,6 @@ SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 def limit_openmp_spin(environment: MutableMapping[str, str]) -> None:
-    """Make idle threads sleep soon, unless the user has set how they wait. OpenMP reads this once, when it is loaded."""
+    """Make idle threads sleep soon, unless the user has set how they wait. OpenMP reads this when it is loaded."""
     if not any(name in environment for name in SETTINGS):
         environment["GOMP_SPINCOUNT"] = SPIN_COUNT
