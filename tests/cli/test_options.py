@@ -85,6 +85,10 @@ def test_options_become_settings() -> None:
     assert found == expected
 
 
+def test_a_list_may_be_given_in_parts() -> None:
+    assert car(doors=("5,6", "7")).doors == (5, 6, 7)
+
+
 def test_options_override_a_recipe_and_set_overrides_both(tmp_path: Path) -> None:
     recipe = tmp_path / "car.toml"
     recipe.write_text('name = "file"\nfast = true\n[engine]\npower = 3.0\n')

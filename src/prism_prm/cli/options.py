@@ -126,12 +126,13 @@ class Command:
             if text is None or text == ():
                 continue
             for name in (names,) if isinstance(names, str) else names:
-                accepts = self.known[name].accepts
-                given[name] = parse_value(text, accepts) if isinstance(text, str) else text
-                shown = text if isinstance(text, str) else ""
-                if reason := fault(given[name], accepts):
-                    raise ConfigError(f"{flag} {shown}: {reason}")
-                flags[name] = flag, shown
+                setting = self.known[name]
+                if isinstance(text, tuple) and not is_repeated(setting):  # -n 4,8 -n 16
+                    text = ",".join(text)
+                given[name] = parse_value(text, setting.accepts) if isinstance(text, str) else text
+                flags[name] = flag, text if isinstance(text, str) else ""
+                if reason := fault(given[name], setting.accepts):
+                    raise ConfigError(f"{' '.join(flags[name])}: {reason}")
         if self.argument not in ("", "recipe") and (words := values.pop("words")):
             given[self.argument] = words
         for flag in self.grouped:
@@ -153,7 +154,7 @@ def parameter_name(flag: str) -> str:
 
 
 def is_repeated(setting: Setting) -> bool:
-    """Whether an option is repeated for several values (paths may have commas), instead of given as a list a,b."""
+    """Whether several values need several options, since a value may have commas; else they can be given as a,b."""
     return "tuple[str, ...]" in str(setting.accepts)
 
 
@@ -213,6 +214,7 @@ class _ClickCommand(click.Command):
         return command_help(ctx.command.name or "", self.command, everything=False)
 
     def _run(self, **values: Any) -> None:
+        """Read the settings, and do the work."""
         check_alone(self.name or "")
         terminal = Terminal(as_json=values.pop("json"), quiet=values.pop("quiet"), verbose=values.pop("verbose"))
         with displayed(terminal):
@@ -238,7 +240,7 @@ def _parameters(command: Command) -> typing.Iterator[click.Parameter]:
         if setting.hint is bool:
             yield click.Option([flag, name], is_flag=True, default=None)
         else:
-            yield click.Option([flag, name], multiple=is_repeated(setting))
+            yield click.Option([flag, name], multiple="tuple[" in str(setting.hint))
     if command.out is not None:
         yield click.Option(["--out", "-o", "out"])
     if command.argument != "recipe":
