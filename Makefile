@@ -50,7 +50,7 @@ check: $(READY)  ## lint and type-check
 	$(BIN)/mypy
 
 docs: $(READY)   ## build the docs site in site/; warnings are errors
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(READY) ## format the code and apply safe lint fixes
 	$(BIN)/ruff check --fix .

@@ -2,6 +2,7 @@
 
 - reference/commands.md gets a section per command, reference/settings.md a table per settings class, and
   reference/python.md the public names. The committed pages hold only their introductions.
+- reference/files.md gets the types of columns, and the build fails if a table there lists other columns than the code.
 - lab/log.md is experiments/LOG.md.
 - Links to files outside docs/ (recipes, source) work where the repository is read, and are plain text on the site.
 """
@@ -9,6 +10,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import os
 import re
@@ -18,13 +20,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import prism_prm
-from prism_prm.cli import options
+from prism_prm.cli.options import COMMANDS, GROUPED, Command, is_repeated, load, metavar
 from prism_prm.config import settings_of, settings_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +70,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = page.file.src_uri
     if source in GENERATED:
         markdown = markdown.rstrip() + "\n\n" + GENERATED[source]()
+    markdown = SCHEMA.sub(_with_types, markdown)
     return _without_links_outside(markdown, Path(config.docs_dir), source)
 
 
@@ -84,9 +88,9 @@ def _without_links_outside(markdown: str, docs: Path, source: str) -> str:
 # Commands
 
 
-def commands() -> dict[str, Any]:
+def commands() -> dict[str, Command]:
     """Command → its description, in the order of `prism --help`."""
-    return {name: options.load(name) for name in options.COMMANDS}
+    return {name: load(name) for name in COMMANDS}
 
 
 def commands_page() -> str:
@@ -94,37 +98,43 @@ def commands_page() -> str:
     return "\n".join(_command(name, command) for name, command in commands().items())
 
 
-def _command(name: str, command: Any) -> str:
-    lines = [f"## prism {name}", "", command.summary, ""]
-    arguments = [f"{argument}" for argument in command.arguments]
-    lines += ["```text", " ".join(["prism", name, *arguments, "[OPTIONS]"]), "```", ""]
-    if command.text:
-        lines += [inspect.cleandoc(command.text), ""]
-    known = settings_of(command.recipe)
-    lines += ["| option | setting | |", "|---|---|---|"]
-    for flag, setting in command.options.items():
-        lines.append(_row(f"`{flag}`", f"`{setting}`", known[setting].text if setting in known else ""))
-    own = _own_settings(command.recipe)
-    if own:
-        lines += ["", f'??? note "Settings of `prism {name}`"', "", *_indented(own), ""]
-    sections = list(_sections(command.recipe))
-    if sections:
-        lines += ["", "| section | its settings |", "|---|---|"]
-        lines += [
-            _row(f"[`{section}`](settings.md#{cls.__name__.lower()})", ", ".join(f"`{key}`" for key in _keys(cls)))
-            for section, cls in sections
-        ]
-    if command.examples:
-        lines += ["", "```bash", inspect.cleandoc(command.examples), "```"]
-    return "\n".join([*lines, ""])
+def _command(name: str, command: Command) -> str:
+    repeated = bool(command.argument in command.known and is_repeated(command.known[command.argument]))
+    argument = ["INPUT..." if repeated else command.argument.rpartition(".")[2].upper()] * bool(command.argument)
+    out = [f"--out {'FILE' if command.out.ending else 'FOLDER'}"] if command.out else []
+    lines = [f"## prism {name}", "", "```text", " ".join(["prism", name, *argument, *out, "[OPTIONS]"]), "```", ""]
+    lines += [command.text.replace("\n- ", "\n\n- ", 1), "", "| option | setting | |", "|---|---|---|"]
+    for flag, names in command.options.items():
+        settings = (names,) if isinstance(names, str) else names
+        value = metavar(command.setting(flag))
+        keys = ", ".join(f"`{setting}`" for setting in settings)
+        lines.append(_row(f"`{flag} {value}`".replace(" `", "`"), keys, command.setting(flag).text))
+    if command.out:
+        lines.append(_row("`--out`, `-o`", "", command.out.help))
+    lines += [_row(f"`{flag} KEY=VALUE`", "", GROUPED[flag][1]) for flag in command.grouped]
+    cls = command.settings
+    lines += ["", "With `--set`, by section:", "", "| section | settings |", "|---|---|"]
+    for section, of in [("", cls), *_sections(cls)]:
+        if keys := ", ".join(f"`{key}`" for key in _keys(of)):
+            lines.append(_row(f"[{f'`{section}`' if section else 'top level'}](settings.md#{_anchor(of)})", keys))
+    lines += ["", "```bash"]
+    lines += [f"# {what}\n{_wrapped(line)}" for what, line in command.examples.items()]
+    return "\n".join([*lines, "```", ""])
+
+
+def _wrapped(line: str, width: int = 88) -> str:
+    """A command line, broken before options where it is too long to be read."""
+    found = [""]
+    for word in re.split(r" (?=-)", line):
+        if found[-1] and len(found[-1]) + len(word) > width:
+            found.append(f"  {word}")
+        else:
+            found[-1] += f" {word}" if found[-1] else word
+    return " \\\n".join(found)
 
 
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def _indented(text: str) -> list[str]:
-    return [f"    {line}".rstrip() for line in text.splitlines()]
 
 
 # Settings
@@ -134,7 +144,7 @@ def settings_page() -> str:
     """A table per settings class: what commands read at the top level of a recipe, then the sections they share."""
     used: dict[type, dict[str, list[str]]] = {}
     for name, command in commands().items():
-        for section, cls in [("", command.recipe), *_sections(command.recipe)]:
+        for section, cls in [("", command.settings), *_sections(command.settings)]:
             used.setdefault(cls, {}).setdefault(section, []).append(name)
     top = [cls for cls, places in used.items() if "" in places]
     shared = [cls for cls, places in used.items() if "" not in places]
@@ -145,7 +155,7 @@ def settings_page() -> str:
 
 def _settings(cls: type, places: dict[str, list[str]]) -> str:
     table = _own_settings(cls)
-    sections = [f"`[{name}]`: [{section.__name__}](#{section.__name__.lower()})" for name, section in _fields(cls)]
+    sections = [f"`[{name}]`: [{section.__name__}](#{_anchor(section)})" for name, section in _fields(cls)]
     if not table and not sections:
         return ""
     where = [
@@ -161,6 +171,11 @@ def _own_settings(cls: type) -> str:
     head, ruler, *rows = settings_table(cls).splitlines()
     own = [row for row in rows if not re.match(r"\| `\w+\.", row)]
     return "\n".join([head, ruler, *own]) + "\n" if own else ""
+
+
+def _anchor(cls: type) -> str:
+    """Where settings.md has the table of a class."""
+    return cls.__name__.lower()
 
 
 def _keys(cls: type) -> list[str]:
@@ -179,6 +194,32 @@ def _fields(cls: type) -> Iterator[tuple[str, type]]:
     for name, hint in typing.get_type_hints(cls).items():
         choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         yield from ((name, one) for one in choices if isinstance(one, type) and dataclasses.is_dataclass(one))
+
+
+# File formats
+
+SCHEMA = re.compile(r"<!-- schema: (\S+):(\w+) -->\n\n\| column \| meaning \|\n\|---\|---\|\n((?:\|.*\n)+)")
+
+
+def _with_types(found: re.Match[str]) -> str:
+    """A table of columns and meanings, with the types that the schema in the code has."""
+    schema = getattr(importlib.import_module(found[1]), found[2])
+    if callable(schema):  # one that depends on the PRM's family
+        schema = schema(["correct"])
+    meanings = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", found[3], flags=re.M))
+    fields = {field.name: field for field in schema}
+    if list(meanings) != list(fields):
+        raise PluginError(f"reference/files.md: {found[2]} has the columns {list(fields)}, not {list(meanings)}")
+    rows = [_row(f"`{name}`", _type(fields[name]), meaning) for name, meaning in meanings.items()]
+    return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows, ""])
+
+
+def _type(field: Any) -> str:
+    """An Arrow type in words."""
+    text = re.sub(r"dictionary<values=(\w+).*?>", r"\1", str(field.type))
+    text = re.sub(r"^list<.*?: (?=struct|\w)", "list of ", text).removesuffix(">") if "list<" in text else text
+    text = re.sub(r"struct<.*", "structs" if "list of" in text else "struct", text)
+    return f"{text} or null" if field.nullable else text
 
 
 # Python API
@@ -205,6 +246,15 @@ def _documented(name: str) -> str:
     if is_settings or (inspect.isclass(found) and issubclass(found, Exception)):
         lines += ["    options:", "      members: false", "      show_signature: false"]
     return "\n".join(lines)
+
+
+class Examples(griffe.Extension):
+    """Our docstrings have one `Example:` with doctests; griffe knows such sections as `Examples:`."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:  # noqa: ARG002
+        """Rename the section in a docstring."""
+        if obj.docstring:
+            obj.docstring.value = obj.docstring.value.replace("Example:\n    >>>", "Examples:\n    >>>")
 
 
 GENERATED: dict[str, Callable[[], str]] = {
