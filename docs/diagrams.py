@@ -17,9 +17,9 @@ WIDTH = 600
 STYLE = """
 :root{--ink:#1f2328;--soft:#57606a;--line:#8c959f;--box:#f6f8fa;--blue:#ddeefa;--green:#d8f3e8;--red:#fde3d3;--edge:#0072b2;--on:#0072b2;--off:#eaeef2}
 @media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#a9b4c0;--line:#76818d;--box:#262d36;--blue:#17354b;--green:#123f33;--red:#4d2c18;--edge:#58b0ea;--on:#58b0ea;--off:#2b323b}}
-text{font:15px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;fill:var(--ink)}
-.soft{fill:var(--soft);font-size:13px}.bold{font-weight:600}
-.code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:13.5px}
+text{font:16.5px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;fill:var(--ink)}
+.soft{fill:var(--soft);font-size:14.5px}.bold{font-weight:600}
+.code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:14.5px}
 .line{fill:none;stroke:var(--line);stroke-width:1.6}
 """
 
@@ -35,9 +35,9 @@ class Drawing:
     def box(self, x: float, y: float, width: float, height: float, *lines: str, fill: str = "box") -> None:
         """A rounded box with lines in its middle: a bold one (`code` in backticks), then soft ones."""
         self.rectangle(x, y, width, height, fill=fill, radius=7, stroke=True)
-        first = y + height / 2 - 9 * (len(lines) - 1) + 5
+        first = y + height / 2 - 10 * (len(lines) - 1) + 5.5
         for i, line in enumerate(lines):
-            self.text(x + width / 2, first + 18 * i, line, "bold" if i == 0 else "soft", anchor="middle")
+            self.text(x + width / 2, first + 20 * i, line, "bold" if i == 0 else "soft", anchor="middle")
 
     def rectangle(
         self, x: float, y: float, width: float, height: float, *, fill: str, radius: float = 0, stroke: bool = False
@@ -80,28 +80,28 @@ class Drawing:
 def data_flow() -> Drawing:
     """From labels or answers to a PRM and its uses."""
     drawing = Drawing("Data flow: labeled solutions or problems become pairs, a PRM, and its uses")
-    drawing.box(10, 2, 270, 56, "Labeled solutions", "PRM800K, Math-Shepherd, your own")
+    drawing.box(10, 2, 270, 56, "Labeled solutions", "PRM800K, Math-Shepherd, yours")
     drawing.box(320, 2, 270, 56, "Problems with answers", "no step labels")
     drawing.box(
         95, 104, 410, 56, "Step trees and matched pairs", "a right and a wrong step after the same prefix", fill="green"
     )
     drawing.arrow((170, 58), (170, 103), label="`prism pairs`")
     drawing.arrow((430, 58), (430, 103), label="`prism label`")
-    drawing.box(10, 206, 230, 56, "PRM or language model", "to start from")
+    drawing.box(10, 206, 230, 56, "Base PRM", "or a language model")
     drawing.box(340, 206, 165, 56, "Trained PRM", "a folder", fill="blue")
     drawing.arrow((422, 160), (422, 205), label="`prism train`")
     drawing.arrow((240, 234), (339, 234))
     uses = {
         "eval": "error rates",
         "rerank": "best of N",
-        "search": "guided search",
+        "search": "guided",
         "grpo": "RL reward",
         "serve": "HTTP, page",
     }
     drawing.parts.append('<path d="M422 262V284M64 284H536" class="line"/>')
     for i, (command, use) in enumerate(uses.items()):
         drawing.arrow((64 + 118 * i, 284), (64 + 118 * i, 305))
-        drawing.box(8 + 118 * i, 306, 112, 54, f"`prism {command}`", use)
+        drawing.box(8 + 118 * i, 306, 112, 54, f"`{command}`", use)
     return drawing
 
 
@@ -123,8 +123,8 @@ def packed_tree() -> Drawing:
         width = 90 if name == "problem" else 70
         label = name if name == "problem" else f"step {name}"
         drawing.box(x - width / 2, y - 17, width, 34, label, fill=_color(name))
-    drawing.text(10, 308, "Steps with a prime are wrong", "soft")
-    drawing.text(10, 326, "candidates after the same prefix.", "soft")
+    drawing.text(10, 308, "Steps with a prime", "soft")
+    drawing.text(10, 326, "are wrong candidates.", "soft")
     parts = [name for name in PACKED for _ in range(TOKENS)]
     left, top, cell = 292, 52, 25
     drawing.text(left + cell * len(parts) / 2, 14, "attended token", "soft", anchor="middle")
@@ -144,7 +144,7 @@ def packed_tree() -> Drawing:
     drawing.text(
         10,
         top + cell * len(parts) + 30,
-        "Token q attends to token k if k ≤ q < end[k]: k comes first, and q is in its subtree.",
+        "Token q attends to token k if k ≤ q < end[k]: q is in the subtree of k.",
         "soft",
     )
     return drawing
@@ -161,32 +161,32 @@ def _path(part: str | None) -> list[str]:
 def search_loop() -> Drawing:
     """Beam search as a cycle of policy and PRM."""
     drawing = Drawing("The search loop: the policy writes steps, the PRM scores them, the method keeps some")
-    drawing.box(10, 2, 180, 56, "Problem", "of a task")
+    drawing.box(10, 2, 190, 56, "Problem", "of a task")
     drawing.box(330, 2, 260, 56, "Policy writes next steps", "several for each open beam", fill="blue")
     drawing.box(330, 112, 260, 56, "PRM scores the steps", "prefixes are cached", fill="blue")
-    drawing.box(330, 222, 260, 56, "Method keeps beams", "beam, DVTS, particles, best-of-n, …", fill="blue")
-    drawing.box(10, 222, 180, 56, "Finished solutions", "an answer, or a limit", fill="green")
-    drawing.box(10, 332, 180, 56, "Selection", "best, vote, weighted vote")
+    drawing.box(330, 222, 260, 56, "Method keeps beams", "beam, DVTS, particles, …", fill="blue")
+    drawing.box(10, 222, 190, 56, "Finished solutions", "an answer, or a limit", fill="green")
+    drawing.box(10, 332, 190, 56, "Selection", "best, or a vote")
     drawing.box(330, 332, 260, 56, "One answer per problem", "accuracy, tokens, intervals")
-    drawing.arrow((190, 30), (329, 30))
+    drawing.arrow((200, 30), (329, 30))
     drawing.arrow((460, 58), (460, 111))
     drawing.arrow((460, 168), (460, 221))
-    drawing.arrow((329, 250), (191, 250), label="finished", at=(233, 243))
-    drawing.arrow((345, 222), (270, 190), (270, 80), (345, 58), label="open beams:", at=(176, 130))
-    drawing.text(176, 148, "next round", "soft")
+    drawing.arrow((329, 250), (201, 250), label="finished", at=(236, 243))
+    drawing.arrow((345, 222), (270, 190), (270, 80), (345, 58), label="open beams:", at=(172, 130))
+    drawing.text(172, 149, "next round", "soft")
     drawing.arrow((100, 278), (100, 331))
-    drawing.arrow((190, 360), (329, 360))
+    drawing.arrow((200, 360), (329, 360))
     return drawing
 
 
 FOLDER = {
-    "beam/": ("the folder named by --out; one run at a time", "box"),
-    "settings.toml": ("every setting; run it again with --recipe", "box"),
-    "journal/": ("a line per finished problem: resumes from here", "green"),
-    "scores/": ("step scores by content: nothing is scored twice", "green"),
+    "beam/": ("the folder of --out; one run at a time", "box"),
+    "settings.toml": ("every setting; rerun it with --recipe", "box"),
+    "journal/": ("finished problems: a rerun resumes here", "green"),
+    "scores/": ("step scores: nothing is scored twice", "green"),
     "pools/": ("every solution with its step scores", "blue"),
     "solutions/": ("the grade of every solution", "blue"),
-    "rounds/": ("every step that was written, round by round", "blue"),
+    "rounds/": ("every step written, round by round", "blue"),
     "metrics.json": ("all numbers of the report", "blue"),
     "report.html": ("the report; also as report.md", "blue"),
 }
@@ -205,7 +205,7 @@ def job_folder() -> Drawing:
         if i:
             drawing.parts.append(f'<path d="M26 {y - (8 if i == 1 else 23)}V{y + 15}H45" class="line"/>')
     y = 2 + 38 * len(FOLDER) + 14
-    for x, color, meaning in ((10, "green", "lets a stopped run resume"), (234, "blue", "results")):
+    for x, color, meaning in ((10, "green", "lets a stopped run resume"), (262, "blue", "results")):
         drawing.rectangle(x, y, 18, 18, fill=color, radius=4, stroke=True)
         drawing.text(x + 27, y + 14, meaning, "soft")
     return drawing
