@@ -27,7 +27,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import prism_prm
-from prism_prm.cli.options import COMMANDS, GROUPED, Command, is_repeated, load, metavar
+from prism_prm.cli.options import COMMANDS, GROUPED, Command, is_repeated, load, metavar, parameter_name
 from prism_prm.config import settings_of, settings_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,15 +103,16 @@ def _command(name: str, command: Command) -> str:
     argument = ["INPUT..." if repeated else command.argument.rpartition(".")[2].upper()] * bool(command.argument)
     out = [f"--out {'FILE' if command.out.ending else 'FOLDER'}"] if command.out else []
     lines = [f"## prism {name}", "", "```text", " ".join(["prism", name, *argument, *out, "[OPTIONS]"]), "```", ""]
-    lines += [command.text.replace("\n- ", "\n\n- ", 1), "", "| option | setting | |", "|---|---|---|"]
+    lines += [command.text.replace("\n- ", "\n\n- ", 1), "", "| option | meaning |", "|---|---|"]
     for flag, names in command.options.items():
         settings = (names,) if isinstance(names, str) else names
-        value = metavar(command.setting(flag))
-        keys = ", ".join(f"`{setting}`" for setting in settings)
-        lines.append(_row(f"`{flag} {value}`".replace(" `", "`"), keys, command.setting(flag).text))
+        value = f" `{text}`" if (text := metavar(command.setting(flag))) else ""
+        keys = " and ".join(f"`{setting}`" for setting in settings)
+        sets = "" if settings == (parameter_name(flag),) else f" Sets {keys}."
+        lines.append(_row(f"`{flag}`{value}", command.setting(flag).text + sets))
     if command.out:
-        lines.append(_row("`--out`, `-o`", "", command.out.help))
-    lines += [_row(f"`{flag} KEY=VALUE`", "", GROUPED[flag][1]) for flag in command.grouped]
+        lines.append(_row("`--out`, `-o`", command.out.help))
+    lines += [_row(f"`{flag}` `KEY=VALUE`", GROUPED[flag][1]) for flag in command.grouped]
     cls = command.settings
     lines += ["", "With `--set`, by section:", "", "| section | settings |", "|---|---|"]
     for section, of in [("", cls), *_sections(cls)]:
@@ -217,6 +218,7 @@ def _with_types(found: re.Match[str]) -> str:
 def _type(field: Any) -> str:
     """An Arrow type in words."""
     text = re.sub(r"dictionary<values=(\w+).*?>", r"\1", str(field.type))
+    text = text.replace("double", "float64")
     text = re.sub(r"^list<.*?: (?=struct|\w)", "list of ", text).removesuffix(">") if "list<" in text else text
     text = re.sub(r"struct<.*", "structs" if "list of" in text else "struct", text)
     return f"{text} or null" if field.nullable else text
