@@ -1,4 +1,4 @@
-"""The real run of docs/results.md: SmolLM2-135M on PRM800K phase 1, from the labels to the tables, in one command.
+"""The real run of docs/lab/results.md: SmolLM2-135M on PRM800K phase 1, from the labels to the tables, in one command.
 
 A base PRM is trained on labels; from it, each arm on pairs with the same budget, learning rates by validation problems;
 then every PRM is measured on held-out problems, PRMBench, ProcessBench and a pool of solutions. Subsets are fixed by
