@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import os
@@ -149,21 +150,20 @@ def settings_page() -> str:
             used.setdefault(cls, {}).setdefault(section, []).append(name)
     top = [cls for cls, places in used.items() if "" in places]
     shared = [cls for cls, places in used.items() if "" not in places]
-    parts = ["## Recipes", *(_settings(cls, used[cls]) for cls in top)]
+    parts = ["## Commands", *(_settings(cls, used[cls]) for cls in top)]
     parts += ["## Sections", *(_settings(cls, used[cls]) for cls in shared)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _settings(cls: type, places: dict[str, list[str]]) -> str:
     table = _own_settings(cls)
-    sections = [f"`[{name}]`: [{section.__name__}](#{_anchor(section)})" for name, section in _fields(cls)]
+    sections = [f"`[{name}]`: [{_title(section)}](#{_anchor(section)})" for name, section in _fields(cls)]
     if not table and not sections:
         return ""
     where = [
-        f"{f'section `[{section}]` of ' if section else ''}{', '.join(f'`prism {name}`' for name in names)}"
-        for section, names in places.items()
+        f"section `[{name}]` of {', '.join(f'`prism {user}`' for user in users)}" for name, users in places.items()
     ]
-    parts = [f"### {cls.__name__}", f"Read by {'; '.join(where)}.", table]
+    parts = [f"### {_title(cls)}", table] if "" in places else [f"### {_title(cls)}", f"The {'; '.join(where)}.", table]
     return "\n\n".join([*parts, f"Sections: {', '.join(sections)}." if sections else ""]).rstrip()
 
 
@@ -174,9 +174,19 @@ def _own_settings(cls: type) -> str:
     return "\n".join([head, ruler, *own]) + "\n" if own else ""
 
 
+@functools.cache
+def _titles() -> dict[type, str]:
+    """Settings class of a command → the heading of its table; others have the name of the class."""
+    return {command.settings: f"prism {name}" for name, command in commands().items()}
+
+
+def _title(cls: type) -> str:
+    return _titles().get(cls, cls.__name__)
+
+
 def _anchor(cls: type) -> str:
     """Where settings.md has the table of a class."""
-    return cls.__name__.lower()
+    return _title(cls).lower().replace(" ", "-")
 
 
 def _keys(cls: type) -> list[str]:

@@ -44,13 +44,13 @@ def test_commands_page_has_every_option_and_setting(name: str) -> None:
 
 def test_settings_page_explains_every_setting_once() -> None:
     page = hooks.settings_page()
-    titles = re.findall(r"^### (\w+)$", page, re.MULTILINE)
+    titles = re.findall(r"^### (.+)$", page, re.MULTILINE)
     assert len(titles) == len(set(titles)), "two settings classes share a name, and so an anchor"
     recipes = [command.settings for command in hooks.commands().values()]
     for cls in {*recipes, *(section for recipe in recipes for _, section in hooks._sections(recipe))}:
         lacking = [name for name, setting in settings_of(cls).items() if not setting.text]
         assert not lacking, f"settings of {cls.__name__} without a description"
-        part = page.split(f"### {cls.__name__}\n")[1].split("\n### ")[0]
+        part = page.split(f"### {hooks._title(cls)}\n")[1].split("\n### ")[0]
         assert re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) == hooks._keys(cls)
 
 
