@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all test-latest screenshot golden check format bench clean
+.PHONY: help setup demo test test-all test-latest screenshot golden check docs format bench clean
 help:            ## show this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
 
@@ -49,14 +49,17 @@ check: $(READY)  ## lint and type-check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY)   ## build the docs site in site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: $(READY) ## format the code and apply safe lint fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Idle threads wait as in the prism command (see docs/performance.md). Options for all: make bench ARGS='--busy 2'
+# Idle threads wait as in the prism command (see docs/lab/performance.md). Options for all: make bench ARGS='--busy 2'
 bench: export GOMP_SPINCOUNT ?= $(shell sed -n 's/^SPIN_COUNT = "\(.*\)"/\1/p' src/prism_prm/cli/threads.py)
 bench: $(READY)  ## run the benchmarks, one after the other
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) $(LATEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LATEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis site

@@ -68,7 +68,7 @@ def run(folder: Path, count: int, workers: int, minutes: float) -> tuple[list[Sa
     out = folder / f"{count}.parquet"
     command = [
         sys.executable, "-m", "prism_prm", "score", str(folder / f"{count}.jsonl"), "--prm", str(folder / "prm"),
-        "--out", str(out), "--ray", "--workers", str(workers),
+        "--out", str(out), "--ray", "-R", f"workers={workers}",
     ]  # fmt: skip
     filed = folder / f".{count}.parquet.scores"
     portions = _count(filed)

@@ -100,13 +100,15 @@ def main() -> None:
     )
     requests = sum(map(len, iterations))
     peer = "one sequence per request"
-    long: Any = ("--deadline", "600")
+    long: Any = ("--set", "deadline=600")
     with contextlib.ExitStack() as running, tempfile.TemporaryDirectory() as folder:
         small_prm(texts, hidden=arguments.hidden, layers=arguments.layers).save(f"{folder}/prm")
         urls = {
             "batched and cached": running.enter_context(server(f"{folder}/prm", *long)),
-            "batched": running.enter_context(server(f"{folder}/prm", *long, "--cache-mb", "0")),
-            peer: running.enter_context(server(f"{folder}/prm", *long, "--batch-items", "1", "--cache-mb", "0")),
+            "batched": running.enter_context(server(f"{folder}/prm", *long, "--set", "cache_mb=0")),
+            peer: running.enter_context(
+                server(f"{folder}/prm", *long, "--set", "batch_items=1", "--set", "cache_mb=0")
+            ),
         }
         print(f"{arguments.problems} problems, {arguments.beams} beams, {arguments.steps} steps: {requests} requests")
         last = {name: search(url, iterations[-1:]) for name, url in urls.items()}

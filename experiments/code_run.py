@@ -1,4 +1,4 @@
-"""The code run of docs/results.md: Qwen2.5-Coder-1.5B-Instruct on HumanEval, from samples to the table, in one command.
+"""The code run of docs/lab/results.md: Qwen2.5-Coder-1.5B-Instruct on HumanEval, from samples to the table.
 
 The policy is served by llama.cpp (`pip install xllamacpp`) from a GGUF file and writes a few solutions per problem. A
 sandbox judges the programs, and every rule selects one. The only learned score is the policy's own: the
@@ -126,7 +126,7 @@ def pool_of(journal: Path, problems: Sequence[TaskProblem]) -> tuple[Pool, int]:
 
 
 def table(results: RerankResults, tokens: int) -> str:
-    """The rows for docs/results.md."""
+    """The rows for docs/lab/results.md."""
     pool, ns = results.graded.pool, results.ns
     lines = [f"| selection | {' | '.join(f'n = {n}' for n in ns)} |", f"|---|{'---|' * len(ns)}"]
     for name, method, scored in ROWS:
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="measure what is there; sample nothing")
-    parser.add_argument("--docs", type=Path, help="also write the table into this page, e.g. docs/results.md")
+    parser.add_argument("--docs", type=Path, help="also write the table into this page, e.g. docs/lab/results.md")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)

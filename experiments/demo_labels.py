@@ -7,7 +7,7 @@ exact ones.
 
 Every finished part is a file; interrupted, the same command goes on.
 
-Run: prism demo --seeds 5 --first-seed 20 --out runs/demo
+Run: prism demo --seeds 5 --set first_seed=20 --out runs/demo
      python experiments/demo_labels.py --demo runs/demo --out runs/demo-labels
 """
 

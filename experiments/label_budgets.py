@@ -1,4 +1,4 @@
-"""What each way to spend rollouts finds and costs in the embedded world: the table of docs/labels.md.
+"""What each way to spend rollouts finds and costs in the embedded world: the table of docs/guides/label.md.
 
 Candidates under right prefixes are valued by many rollouts of the world's policy. From these values follows exactly
 how likely each method labels a step as the oracle does, and how many rollouts it takes: no further noise.

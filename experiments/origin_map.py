@@ -7,7 +7,7 @@ right from wrong already (trained on exact labels of other problems) with a fres
 not mixed up with what was not learned yet; `--start backbone` leaves that out, and needs more updates.
 
 A finished cell is a small JSON file; interrupted, the same command goes on. It ends with the tables of
-docs/over-credit.md, and `--figure` draws its figure.
+docs/lab/over-credit.md, and `--figure` draws its figure.
 
 Run: python experiments/origin_map.py --out runs/origin-map --figure docs/figures/origin-map.svg
 """

@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/over-credit.md, from what origin_map.py and natural_origin.py measured."""
+"""The tables and the figure of docs/lab/over-credit.md, from what origin_map.py and natural_origin.py measured."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ FEWEST = 100
 
 
 def natural_tables(results: Numbers, limit: Numbers, counts: Counts, varied: Sequence[dict[str, Any]]) -> str:
-    """All numbers of natural_origin.py, in the order of docs/over-credit.md."""
+    """All numbers of natural_origin.py, in the order of docs/lab/over-credit.md."""
     columns = ("passing", "fpr", "fpr_at_tpr_90")
     learned = {name: [over([one[name][column] for one in limit]) for column in columns] for name in limit[0]}
     for name, other in DIFFERENCES[:2]:

@@ -1,4 +1,4 @@
-"""The memory that `prism plan` predicts, against the peak of real training runs on a CPU.
+"""The memory that `prism train --plan` predicts, against the peak of real training runs on a CPU.
 
 Each case is a random PRM of a real architecture (Qwen2, float32), trained for two updates of several micro-batches by
 the loop of `prism train` in a process of its own. Measured is the highest resident memory during the updates, less what

@@ -1,4 +1,4 @@
-"""The tables and figures of docs/results.md, from what `experiments/real_run.py` left behind."""
+"""The tables and figures of docs/lab/results.md, from what `experiments/real_run.py` left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real run of docs/results.md: SmolLM2-135M on PRM800K phase 1, from the labels to the tables, in one command.
+"""The real run of docs/lab/results.md: SmolLM2-135M on PRM800K phase 1, from the labels to the tables, in one command.
 
 A base PRM is trained on labels; from it, each arm on pairs with the same budget, learning rates by validation problems;
 then every PRM is measured on held-out problems, PRMBench, ProcessBench and a pool of solutions. Subsets are fixed by
@@ -146,15 +146,15 @@ def measure(work: Work, what: str, name: str, prm: Path) -> None:
         words = ["--bench", what, "--data", work.data, "--limit", LIMITS[what]]
     out = work.out / "eval" / what / name
     if not (out / "metrics.json").exists():
-        work.prism("eval", *words, "--prm", prm, "--threshold", 0.5, "--cache", work.out / CACHE,
-                   "--on-too-long", "drop-left-steps", "--out", out)  # fmt: skip
+        work.prism("eval", *words, "--prm", prm, "--threshold", 0.5, "--set", f"load.cache={work.out / CACHE}",
+                   "--set", "load.on_too_long=drop-left-steps", "--out", out)  # fmt: skip
 
 
 def rerank(work: Work, prms: dict[str, Path]) -> None:
     """Best-of-N and votes on the pool."""
     words = [word for name, place in prms.items() for word in ("--prm", f"{name}={place}")]
-    work.prism("rerank", work.pool(), *words, "--cache", work.out / CACHE, "--on-too-long", "skip", "-n", "1,2,4,8",
-               "--out", work.out / "rerank")  # fmt: skip
+    work.prism("rerank", work.pool(), *words, "--set", f"load.cache={work.out / CACHE}",
+               "--set", "load.on_too_long=skip", "-n", "1,2,4,8", "--out", work.out / "rerank")  # fmt: skip
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""The tables of docs/scale.md: what training PRMs on PRM800K and Math-Shepherd takes, from measured tokens.
+"""The tables of docs/guides/scale.md: what training PRMs on PRM800K and Math-Shepherd takes, from measured tokens.
 
 Tokens are counted on a sample of real trajectories with a real tokenizer, packed by the code of `prism train`, and
 scaled by the sizes of the whole sets. Operations, memory and hours follow from the models' sizes
 (`prism_prm.plan.costs`).
 
 Run: PRISM_DATA=… python experiments/scale.py --tokenizer FOLDER [--trees 24] [--write]
-     (--write puts the tables between the markers of docs/scale.md; else they are printed)
+     (--write puts the tables between the markers of docs/guides/scale.md; else they are printed)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from prism_prm.train.batches import RowLimits
 from prism_prm.train.loop import TrainingRound
 from prism_prm.train.recipe import TARGETS, TrainSettings
 
-PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "scale.md"
 PHASE_1, MATH_SHEPHERD = 942, 440_000
 """Solutions: those of phase 1 at hand, and the published size of Math-Shepherd."""
 LABELS = 800_000

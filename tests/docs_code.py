@@ -36,14 +36,14 @@ THREADS = "2"
 
 def run_tutorial(demo: Path, folder: Path, *, as_stated: bool = False) -> None:
     """All its commands in order, on a demo's folder; `as_stated` gives the page's numbers, and takes longer."""
-    commands = [code for code in blocks("docs/tutorial.md", "bash") if "activate" not in code]
+    commands = [code for code in blocks("docs/start/tutorial.md", "bash") if "activate" not in code]
     assert len(commands) == 5, "one block for each section"
     _run(commands, demo, folder, as_stated)
 
 
 def run_from_answers(demo: Path, folder: Path, *, as_stated: bool = False) -> None:
-    """The commands of docs/labels.md from answers to a PRM, on a demo's folder."""
-    commands = [code for code in blocks("docs/labels.md", "bash") if "runs/answers" in code]
+    """The commands of docs/guides/label.md from answers to a PRM, on a demo's folder."""
+    commands = [code for code in blocks("docs/guides/label.md", "bash") if "runs/answers" in code]
     assert len(commands) == 3, "label, train and measure"
     _run(commands, demo, folder, as_stated)
 

@@ -22,7 +22,7 @@ from docs_code import ROOT, THREADS, blocks, run_from_answers, run_tutorial, sta
 from prism_prm.cli import app
 from prism_process import run
 
-TUTORIAL, LABELS = "docs/tutorial.md", "docs/labels.md"
+TUTORIAL, LABELS = "docs/start/tutorial.md", "docs/guides/label.md"
 
 
 def metrics(folder: Path) -> Any:
@@ -41,7 +41,7 @@ def validated(runs: Path, name: str) -> list[float]:
 
 
 def shifted(runs: Path) -> list[float]:
-    found = metrics(runs / "tutorial" / "comparison")["benchmarks"]["labelled"]
+    found = metrics(runs / "tutorial" / "comparison")["benchmarks"]["labeled"]
     base, mine = found["control"]["run"]["at_fnr"]["metrics"]["fpr"], found["metrics"]["run"]["steps"]["fpr"]
     return [*with_interval(base), *with_interval(mine)]
 
@@ -74,7 +74,7 @@ def noise(runs: Path, group: str, *rates: str) -> list[float]:
 
 def evaluated(runs: Path, name: str, *rates: str) -> list[float]:
     """Rates of steps in percent; the threshold of these evaluations is 0.5."""
-    found = metrics(runs / "answers" / f"eval-{name}")["benchmarks"]["labelled"]["subsets"]["all"]["metrics"]["steps"]
+    found = metrics(runs / "answers" / f"eval-{name}")["benchmarks"]["labeled"]["subsets"]["all"]["metrics"]["steps"]
     return [100 * found[rate]["value"] for rate in rates]
 
 
@@ -134,11 +134,13 @@ def stale(runs: Path, page: str) -> dict[str, tuple[list[str], list[float]]]:
     return found
 
 
-def test_the_readmes_first_example_prints_what_the_readme_says() -> None:
+def test_the_ten_second_example_prints_what_the_readme_and_the_install_page_state() -> None:
     example, expected = blocks("README.md", "python")[0], blocks("README.md", "")[1]
     done = run(code=example)
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected
+    page = "docs/start/install.md"
+    assert (blocks(page, "python")[0], blocks(page, "text")[0]) == (example, expected)
 
 
 @pytest.mark.parametrize(("page", "words"), CHECKED, ids=lambda one: one[:40])

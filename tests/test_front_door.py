@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import prism_prm
+from docs_code import blocks
 from prism_prm import PRM, init_prm
 
 ROOT = Path(__file__).parent.parent
@@ -148,6 +149,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., P
     ]
     files = {
         "labelled.jsonl": LABELLED,
+        "labeled.jsonl": LABELLED,
         "predictions.jsonl": [{"id": row["id"], "scores": [0.9, 0.8, 0.1]} for row in LABELLED],
         "solutions.jsonl": [{"problem": f"1 + {i}?", "steps": ["Add.", f"{i + 1}"]} for i in (1, 2)],
         "problems.jsonl": [{"problem": "1 + 2?", "answer": "3"}],
@@ -184,21 +186,16 @@ def test_examples_run_and_show_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-PAGE = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.DOTALL))
+PAGE = "\n".join(blocks("docs/reference/python.md", "python"))
 """The code of the page that shows the API."""
 
 
 def test_the_page_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(workplace)
     names: dict[str, Any] = {}
-    exec(compile(PAGE, "docs/api.md", "exec"), names)
+    exec(compile(PAGE, "docs/reference/python.md", "exec"), names)
     assert names["run"]["best"].startswith("run")
     assert capsys.readouterr().out.splitlines()[-1] == "1.0", "two of three answers are right"
-
-
-def test_the_page_names_every_command() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert dict(re.findall(r"^\| `prism (\w+)` \| `(\w+)\(", page, re.MULTILINE)) == VERBS
 
 
 OUTSIDE = """

@@ -23,7 +23,7 @@ from prism_prm.errors import ConfigError, DataError, ModelError, PrismError
 from prism_prm.models.card import set_threshold
 from prism_prm.models.families import find_family
 
-PAGE = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "guides" / "plugins.md").read_text(encoding="utf-8")
 FAMILY, READER, TASK = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RECIPE, ENTRY_POINTS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [shlex.split(line)[1:] for line in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)[0].splitlines()]

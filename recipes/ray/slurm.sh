@@ -22,4 +22,4 @@ sleep 20
 
 # The driver runs on the head node. A requeued job runs the same command and resumes.
 unset PMI_SIZE OMPI_COMM_WORLD_SIZE
-prism score solutions.jsonl --prm prms/my-prm --out scores.parquet --ray "$address" --workers 32 --gpus-per-worker 1
+prism score solutions.jsonl --prm prms/my-prm --out scores.parquet --ray "$address" -R workers=32 -R gpus_per_worker=1

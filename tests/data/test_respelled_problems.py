@@ -1,6 +1,6 @@
 """How many copies of real problems are missed when somebody typesets them anew, and which other problems are matched.
 
-The numbers are those of docs/data.md.
+The numbers are those of docs/guides/data.md.
 """
 
 from __future__ import annotations

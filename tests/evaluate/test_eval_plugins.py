@@ -1,4 +1,4 @@
-"""A benchmark that another package adds: the one of docs/evaluation.md, installed as a package would be."""
+"""A benchmark that another package adds: the one of docs/guides/evaluate.md, installed as a package would be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from installing import install
 from prism_prm.errors import ConfigError
 from prism_prm.evaluate.benchmarks import BENCHMARKS, Benchmark, find_benchmark
 
-PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "evaluate.md"
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_the_better_of_them_is_more_than_the_other_shifted(real_data: Path) -> N
     control = make_controls(strict, strict[MODELS[1]].steps.probability)[MODELS[0]]
     assert control.verdict == "better"
     assert control.num_fixed == 26, "16-bit probabilities: some are exactly 1"
-    # docs/evaluation.md quotes this sentence.
+    # docs/guides/evaluate.md quotes this sentence.
     assert (
         "At Qwen2.5-Math-PRM-7B's FNR of 3.7 %, Qwen2.5-Math-7B-PRM800K shifted has FPR 41.3 [30.7, 52.7] %; "
         "Qwen2.5-Math-PRM-7B has 25.3 [18.0, 32.7] %: difference −16.0 [−26.0, −7.3] points."

@@ -439,7 +439,7 @@ def test_settings_are_checked(make: Callable[[], object], says: str) -> None:
 
 
 def test_the_example_in_the_docs() -> None:
-    (example,) = (block for block in blocks("docs/code.md", "python") if "import Call" in block)
+    (example,) = (block for block in blocks("docs/guides/code.md", "python") if "import Call" in block)
     *made, run, call, jobs = example.strip().splitlines()
     names: dict[str, Any] = {}
     exec("\n".join(made), names)

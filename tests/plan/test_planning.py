@@ -262,7 +262,7 @@ def test_gpus_have_sensible_numbers() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["small", "between", "middle", "large"])
 def test_memory_is_within_a_fifth_of_what_training_takes(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four sizes; experiments/plan_memory.py has more, and docs/scale.md the numbers."""
+    """Four sizes; experiments/plan_memory.py has more, and docs/guides/scale.md the numbers."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "experiments"))
     import plan_memory
 

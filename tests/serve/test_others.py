@@ -1,7 +1,7 @@
 """Other people's clients with our server, and our client with vLLM; each is installed apart and named by a variable.
 
 pip install --no-deps --target reward-hub reward_hub==0.1.10          # PRISM_REWARD_HUB=reward-hub
-vllm                                                                  # PRISM_VLLM=.../bin/vllm, see docs/serve.md
+vllm                                                                  # PRISM_VLLM=.../bin/vllm, see docs/guides/serve.md
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def test_every_shipped_recipe_is_known_here() -> None:
 
 
 def test_the_page_of_the_paper_names_every_recipe_for_it() -> None:
-    page = (RECIPES.parent / "docs" / "recipe.md").read_text()
+    page = (RECIPES.parent / "docs" / "lab" / "recipes.md").read_text()
     rows = "\n".join(line for line in page.splitlines() if line.startswith("|"))
     named = set(re.findall(r"`((?:ablations|search|rl)/[\w.-]+|(?:qwen|reasoneval)[\w.-]+)`", rows))
     assert {name for name in named if not (RECIPES / f"{name}.toml").exists()} <= {"rl/qwen2.5-1.5b-prism"}
