@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prism_prm.config import from_mapping, override, read_toml, to_toml
+from prism_prm.config import from_mapping, read_settings, read_toml, to_toml
 from prism_prm.errors import ConfigError
 from prism_prm.train.recipe import Recipe
 
@@ -63,17 +63,35 @@ def test_a_value_that_is_none_of_a_few_lists_them() -> None:
             from_mapping(Recipe, {**sections, **change})
 
 
-def test_override_reads_toml_values_and_leaves_the_original_alone() -> None:
-    original = {"name": "a", "engine": {"power": 1.0}}
-    changed = override(original, ["engine.power=2e-6", "name=b c", 'engine.fuels=["x"]', "fast = true"])
-    assert changed == {"name": "b c", "engine": {"power": 2e-6, "fuels": ["x"]}, "fast": True}
-    assert original == {"name": "a", "engine": {"power": 1.0}}
+def test_assignments_come_on_top_of_options_and_these_on_top_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "car.toml").write_text('name = "a"\ndoors = 2\n[engine]\npower = 1.0\nfuels = ["x"]\n')
+    given = {"doors": 3, "engine.power": 2.0, "note": None}
+    assert read_settings(Car, tmp_path / "car.toml", [], given) == Car("a", 3, engine=Engine(2.0, ("x",)))
+    assert read_settings(Car, tmp_path / "car.toml", ["engine.power=2e-6", "name=b c", "fast = true"], given) == (
+        Car("b c", 3, True, engine=Engine(2e-6, ("x",)))
+    )
 
 
-@pytest.mark.parametrize("text", ["engine.power", "=3", "name.x=3", "engine..power=1"])
-def test_bad_override(text: str) -> None:
-    with pytest.raises(ConfigError, match="--set"):
-        override({"name": "a"}, [text])
+@pytest.mark.parametrize("text", ['engine.fuels=["x", "y"]', "engine.fuels = x, y", "engine={fuels=['x', 'y']}"])
+def test_spellings_of_a_list(text: str) -> None:
+    assert read_settings(Car, None, ["name=a", text]) == Car("a", engine=Engine(fuels=("x", "y")))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engine.power", "expected KEY=VALUE, e.g. --set seed=1"),
+        ("=3", "expected KEY=VALUE"),
+        ("name.x=3", "there is no setting name.x. Did you mean name?"),
+        ("engine..power=1", "there is no setting engine..power. Did you mean engine.power?"),
+        ("dors=3", "there is no setting dors. Did you mean doors?"),
+        ("power=1", "power is ambiguous: engine.power or spare.power. Give more of the name."),
+        ("doors=many", "must be a whole number"),
+    ],
+)
+def test_bad_assignments(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"--set {text}: {message}")):
+        read_settings(Car, None, ["name=a", text])
 
 
 def test_toml_round_trip() -> None:

@@ -162,7 +162,7 @@ def test_a_full_disc_ends_a_command_with_its_path(tmp_path: Path) -> None:
 import resource, sys
 from prism_prm.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-sys.argv = ["prism", "pairs", "in.jsonl", "--lookahead-audit", "off", "--out", "out"]
+sys.argv = ["prism", "pairs", "in.jsonl", "--set", "pairs.audit=off", "--out", "out"]
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

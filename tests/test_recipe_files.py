@@ -89,7 +89,11 @@ def test_what_is_wrong_in_a_training_recipe_names_the_file(tmp_path: Path, setti
 
 @pytest.mark.parametrize(
     ("assignment", "message"),
-    [("train.lr=nan", "mine.toml with --set train.lr=nan: "), ("a.b=1", "mine.toml with --set a.b=1: Unknown keys")],
+    [
+        ("train.lr=nan", "^--set train.lr=nan: must be a finite number"),
+        ("a.b=1", "^--set a.b=1: there is no setting a.b"),
+        ("data={}", r"mine.toml with --set data={}: \[data\] needs either inputs"),
+    ],
 )
 def test_assignments_are_named_too(tmp_path: Path, assignment: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -101,7 +105,7 @@ def test_assignments_are_named_too(tmp_path: Path, assignment: str, message: str
     [
         ("n = [0]", {}, r"mine.toml: n = \[0\]: each of the list must be 1 or more"),
         ("n = [4]", {"search.method": "warp"}, "mine.toml with the options given: "),
-        ("policy = 3", {"policy.name": "hf:x"}, r"mine.toml: \[policy\] must be a section, not 3"),
+        ("policy = 3", {"policy.name": "hf:x"}, r"the options given: \[policy\] must be a section, not 3"),
     ],
 )
 def test_what_is_wrong_in_a_search_recipe_names_the_file(

@@ -145,8 +145,8 @@ def test_where_no_sandbox_works_the_option_is_refused_before_anything_is_asked(
     monkeypatch.setattr("prism_prm.grading.sandbox_policy.check_machine", nothing_works)
     (tmp_path / "solutions.jsonl").write_text('{"problem": "1?", "steps": ["a"]}\n')
     with serve(lambda _: chat("Yes"), models=VLLM) as (url, asked):
-        command = ["score", str(tmp_path / "solutions.jsonl"), "--prm", f"critic:openai:{url}", "--critic", "genprm"]
-        options = ["--critic-code", "--out", str(tmp_path / "s.parquet"), "--replies", str(tmp_path / "replies")]
+        command = ["score", str(tmp_path / "solutions.jsonl"), "--prm", f"critic:openai:{url}", "-C", "format=genprm"]
+        options = ["-C", "code=true", "--out", str(tmp_path / "s.parquet"), "-C", f"replies={tmp_path / 'replies'}"]
         result = CliRunner().invoke(app, [*command, *options])
     said_aloud = " ".join(str(result.exception or result.output).split())
     assert result.exit_code != 0

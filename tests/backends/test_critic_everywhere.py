@@ -235,7 +235,7 @@ def test_a_critic_beside_a_prm_in_compare_and_rerank(
 def test_score_writes_a_table_and_says_what_it_cost(tmp_path: Path, server: tuple[str, list[dict[str, Any]]]) -> None:
     (tmp_path / "solutions.jsonl").write_text(json.dumps({"problem": PROBLEM, "steps": ["a", "bad", "c"]}) + "\n")
     command = ["score", str(tmp_path / "solutions.jsonl"), "--prm", f"critic:openai:{server[0]}", "--out"]
-    options = ["--critic", "processbench", "--replies", str(tmp_path / "replies"), "--price-prompt", "100"]
+    options = ["-C", "format=processbench", "-C", f"replies={tmp_path / 'replies'}", "-C", "price_prompt=100"]
     result = CliRunner().invoke(app, [*command, str(tmp_path / "s.parquet"), *options], catch_exceptions=False)
     assert result.exit_code == 0
     assert "2 steps of 1 trees" in result.stdout

@@ -44,10 +44,10 @@ def served(folder: Path, answer: Callable[[dict[str, Any]], Answer], **more: Any
 
 def test_every_route_of_a_real_server(tmp_path: Path) -> None:
     replies = tmp_path / "replies"
-    options = ("--port", "0", "--replies", str(replies), "--price-prompt", "2", "--price-completion", "4")
+    options = ("--port", "0", "-C", f"replies={replies}", "-C", "price_prompt=2", "-C", "price_completion=4")
     with (
         serve(judged, models=OTHER) as (upstream, asked),
-        command(*options, "--votes", "1", prm=f"c=critic:openai:{upstream}") as (_, url),
+        command(*options, "-C", "votes=1", prm=f"c=critic:openai:{upstream}") as (_, url),
     ):
         wait_ready(url)
         (card,) = httpx.get(f"{url}/v1/models").json()["data"]

@@ -66,9 +66,9 @@ def test_a_search_survives_its_server(served: Served, tmp_path: Path) -> None:
         "".join(json.dumps({"problem": p, "answer": SOLVED[p][-1].removeprefix("#### ")}) + "\n" for p in problems)
     )
     command = [
-        "search", "--policy", f"openai:{served.url}", "--model", str(served.model), "--task", str(task), "--method",
-        "greedy", "--out", str(tmp_path / "out"), "--at-once", "1", "--concurrency", "2", "--retries", "1",
-        "--set", "policy.patience.backoff=0.1", "--judges", "1",
+        "search", "--policy", f"openai:{served.url}", "-P", f"model={served.model}", "--task", str(task), "--method",
+        "greedy", "--out", str(tmp_path / "out"), "--set", "at_once=1", "-P", "concurrency=2", "-P", "retries=1",
+        "--set", "policy.patience.backoff=0.1", "--set", "judges=1",
     ]  # fmt: skip
     journal = tmp_path / "out" / "journal" / "n1.jsonl"
     run, found_before = SearchEngine.run, []

@@ -17,6 +17,8 @@ from prism_prm.cli import app
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.models.card import set_threshold
 
+DRAWS = ("--set", "num_draws=100")
+
 
 def prism(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -54,12 +56,12 @@ def prm(tiny_lm: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
 
 def test_a_prm_is_scored_once_and_measured_often(tmp_path: Path, data: Path, prm: Path) -> None:
     common = ["eval", "--bench", "prmbench,processbench", "--data", data, "--prm", prm, "--out", tmp_path / "out"]
-    page = output(prism(*common, "--draws", 100))
+    page = output(prism(*common, *DRAWS))
     assert page == tmp_path / "out" / "report.html"
     first = metrics(tmp_path / "out")
     table = tmp_path / "out" / "prmbench.scores.parquet"
     written = table.stat().st_mtime_ns
-    output(prism(*common, "--draws", 100, "--threshold", 0.9))
+    output(prism(*common, *DRAWS, "--threshold", 0.9))
     assert table.stat().st_mtime_ns == written, "nothing was scored again"
     second = metrics(tmp_path / "out")
     rates = [m["benchmarks"]["prmbench"]["subsets"]["all"]["metrics"]["steps"] for m in (first, second)]
@@ -67,7 +69,7 @@ def test_a_prm_is_scored_once_and_measured_often(tmp_path: Path, data: Path, prm
     assert rates[1]["tpr"]["value"] <= rates[0]["tpr"]["value"]
     # The same from the scores table alone.
     output(prism("eval", "--bench", "prmbench", "--data", data, "--scores", table, "--out", tmp_path / "again",
-                 "--draws", 100))  # fmt: skip
+                 *DRAWS))  # fmt: skip
     again = metrics(tmp_path / "again")
     assert again["benchmarks"]["prmbench"]["subsets"] == first["benchmarks"]["prmbench"]["subsets"]
     assert again["run"]["model_hash"] == first["run"]["model_hash"] != ""
@@ -76,7 +78,7 @@ def test_a_prm_is_scored_once_and_measured_often(tmp_path: Path, data: Path, prm
 def test_the_threshold_that_training_saved(tmp_path: Path, data: Path, prm: Path) -> None:
     shutil.copytree(prm, tmp_path / "prm")
     set_threshold(tmp_path / "prm", 0.375)
-    common = ["--bench", "processbench", "--data", data, "--out", tmp_path / "out", "--draws", 100]
+    common = ["--bench", "processbench", "--data", data, "--out", tmp_path / "out", *DRAWS]
     output(prism("eval", *common, "--prm", tmp_path / "prm", "--threshold", "prm"))
     found = metrics(tmp_path / "out")["benchmarks"]["processbench"]["threshold"]
     assert (found["value"], found["origin"]) == (0.375, "from the PRM's card")
@@ -94,7 +96,7 @@ def test_the_threshold_is_the_cards_unless_the_benchmark_has_a_rule(tmp_path: Pa
     set_threshold(tmp_path / "prm", 0.375)
     rows = [{"prompt": f"{i}?", "completions": ["a", "b"], "labels": [True, i % 2 == 0]} for i in range(4)]
     labelled = write_jsonl(tmp_path / "labelled.jsonl", rows)
-    common = ["eval", "--data", labelled, "--draws", 100, "--bench", "labelled"]
+    common = ["eval", "--data", labelled, *DRAWS, "--bench", "labelled"]
 
     def threshold(*more: object, bench: str = "labelled") -> tuple[float, str]:
         output(prism(*common, *more, "--out", tmp_path / "out"))
@@ -108,7 +110,7 @@ def test_the_threshold_is_the_cards_unless_the_benchmark_has_a_rule(tmp_path: Pa
     assert threshold("--scores", table, "--threshold", 0.25) == (0.25, "as given")
     predictions = write_jsonl(tmp_path / "p.jsonl", [{"id": f"tree-{i}", "scores": [0.9, 0.4]} for i in range(4)])
     assert threshold("--predictions", predictions) == (0.5, "the default, since no card sets it")
-    common = ["eval", "--data", data, "--draws", 100, "--bench", "processbench"]
+    common = ["eval", "--data", data, *DRAWS, "--bench", "processbench"]
     assert threshold("--prm", tmp_path / "prm", bench="processbench") == (0.5, "the benchmark's rule")
 
 
@@ -117,7 +119,7 @@ def test_a_table_of_prism_score_serves_as_well(tmp_path: Path, data: Path, prm: 
         table, out = tmp_path / f"{bench}.parquet", tmp_path / bench
         scored = prism("score", data / bench, "--prm", prm, "--out", table)
         assert scored.exception is None
-        output(prism("eval", "--bench", bench, "--data", data, "--scores", table, "--out", out, "--draws", 100))
+        output(prism("eval", "--bench", bench, "--data", data, "--scores", table, "--out", out, *DRAWS))
         assert metrics(out)["benchmarks"][bench]["subsets"]["all"]["items"] > 0
 
 
@@ -128,11 +130,11 @@ def test_predictions_compare_and_theory(tmp_path: Path, data: Path) -> None:
             for i in range(12)
         ]
         predictions = write_jsonl(tmp_path / f"{name}.jsonl", rows)
-        output(prism("eval", "--bench", "processbench", "--data", data, "--predictions", predictions, "--draws", 100,
+        output(prism("eval", "--bench", "processbench", "--data", data, "--predictions", predictions, *DRAWS,
                      "--out", tmp_path / name))  # fmt: skip
     found = metrics(tmp_path / "better")["benchmarks"]["processbench"]["subsets"]["all"]["metrics"]["split:math"]
     assert found["f1"]["value"] == 1
-    output(prism("compare", tmp_path / "base", tmp_path / "better", "--out", tmp_path / "cmp", "--draws", 100))
+    output(prism("compare", tmp_path / "base", tmp_path / "better", "--out", tmp_path / "cmp", *DRAWS))
     difference = metrics(tmp_path / "cmp")["benchmarks"]["processbench"]["differences"]["better"]["fpr"]
     assert difference["difference"] == -1
     page = output(prism("theory", "--out", tmp_path / "theory", "--no-simulate", "--runs", tmp_path / "better",
@@ -147,10 +149,8 @@ def test_predictions_compare_and_theory(tmp_path: Path, data: Path) -> None:
         (["--bench", "prmbench"], "give one of --prm, --scores and --predictions; got none"),
         (["--bench", "nope", "--prm", "x"], "Unknown benchmark 'nope'"),
         (["--bench", "prmbench,processbench", "--scores", "x"], "--scores is one file, so give one --bench"),
-        (
-            ["--bench", "prmbench", "--prm", "x", "--threshold", "fpr=0.1"],
-            "must be a number such as 0.5, tpr=0.95, or prm",
-        ),
+        (["--bench", "prmbench", "--prm", "x", "--threshold", "fpr=0.1"], "must be a finite number or one of prm"),
+        (["--bench", "prmbench", "--prm", "x", "--target-tpr", "1.5"], "--target-tpr 1.5: must be above 0 and below 1"),
     ],
 )
 def test_contradictions_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:

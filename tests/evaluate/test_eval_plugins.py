@@ -39,8 +39,8 @@ def test_the_benchmark_of_the_docs(site: Path) -> None:
     for name, good in (("base", (0, 1, 3, 4)), ("better", (0, 1, 2, 3))):
         scores = [{"id": f"q{i}", "scores": [0.9, 0.9 if i in good else 0.1]} for i in range(6)]
         predictions = write_jsonl(site / f"{name}.jsonl", scores)
-        result = prism("eval", "--bench", "last-step", "--data", data, "--predictions", predictions, "--draws", 100,
-                       "--out", site / name)  # fmt: skip
+        result = prism("eval", "--bench", "last-step", "--data", data, "--predictions", predictions, "--set",
+                       "num_draws=100", "--out", site / name)  # fmt: skip
         output(result)
         assert "Last step judged rightly ↑" in result.output
     values = {
@@ -50,7 +50,7 @@ def test_the_benchmark_of_the_docs(site: Path) -> None:
     assert values == {"base": pytest.approx(3 / 6), "better": pytest.approx(5 / 6)}
     report = (site / "base" / "report.md").read_text(encoding="utf-8")
     assert re.search(r"Last step judged rightly ↑ \| 50.0 \[", report)
-    output(prism("compare", site / "base", site / "better", "--draws", 100, "--out", site / "compared"))
+    output(prism("compare", site / "base", site / "better", "--set", "num_draws=100", "--out", site / "compared"))
     compared = (site / "compared" / "report.md").read_text(encoding="utf-8")
     assert re.search(r"Last step judged rightly ↑ \| \+33.3 \[", compared)
 

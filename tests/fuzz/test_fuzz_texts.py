@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from prism_prm.backends.openai import OpenAiPolicy, served_model
 from prism_prm.backends.policy import Sampling, StepRequest
-from prism_prm.cli.options import numbers, words
-from prism_prm.config import override
+from prism_prm.cli.pairs import PairsCommand
+from prism_prm.config import read_settings
 from prism_prm.data.inputs import find_sources
-from prism_prm.data.same_problem import Splits
 from prism_prm.grading.code_benchmarks import read_asserts, read_examples
 from prism_prm.grading.compare_outputs import printed_key, same_printed
 from prism_prm.grading.extract import extract_answer, find_program
@@ -29,6 +28,7 @@ from prism_prm.grading.symbolic import read_form
 from prism_prm.grading.value_codec import decode, encode
 from prism_prm.net import RetryPolicy, Server
 from prism_prm.paths import file_name, named_places, split_name
+from prism_prm.search.rerank_pool import RerankSettings
 from prism_prm.steps import cut_steps, split_steps
 
 PIECES = (
@@ -162,14 +162,14 @@ WORDS = (
 )  # fmt: skip
 typed = st.lists(st.sampled_from(WORDS), max_size=5).map("".join) | st.text(max_size=20)
 SMALL: dict[str, Callable[[str], Any]] = {
-    "numbers": numbers,
-    "words": words,
+    "numbers": lambda text: read_settings(RerankSettings, None, [f"ns={text}"]),
+    "words": lambda text: read_settings(RerankSettings, None, [f"aggregators={text}"]),
     "name": split_name,
     "names": lambda text: named_places([text, "x"]),
     "file name": file_name,
-    "set": lambda text: override({"a": {"b": 1}}, [text]),
+    "set": lambda text: read_settings(RerankSettings, None, [text]),
     "sources": lambda text: find_sources([text]),
-    "split": Splits.parse,
+    "split": lambda text: read_settings(PairsCommand, None, [f"split={text}"], {"inputs": ["x"]}),
 }
 
 

@@ -52,8 +52,8 @@ def test_a_map_of_two_by_two(demo: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(asymmetry, "side_by_side", one_by_one)
     monkeypatch.setattr(reinforcement, "side_by_side", one_by_one)
     out = tmp_path / "theory"
-    command = ["theory", "--no-simulate", "--map", "--world", str(demo), "--rate", "0", "--rate", "0.5",
-               "--grpo-rate", "0.5", "--updates", "2", "--out", str(out)]  # fmt: skip
+    command = ["theory", "--no-simulate", "--map", "--world", str(demo), "--set", "rates=0,0.5",
+               "--set", "grpo_rates=0.5", "--set", "updates=2", "--out", str(out)]  # fmt: skip
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     cells = {(c["kind"], c["alpha"], c["beta"]): c for c in json.loads((out / "metrics.json").read_text())["asymmetry"]}
@@ -82,6 +82,6 @@ def test_an_unfinished_map_shows_what_there_is(world: World, tmp_path: Path) -> 
 
 
 def test_options_of_the_map_need_it(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["theory", "--rate", "0.1", "--out", str(tmp_path)])
+    result = CliRunner().invoke(app, ["theory", "--set", "rates=0.1", "--out", str(tmp_path)])
     assert isinstance(result.exception, ConfigError)
     assert "add --map" in str(result.exception)

@@ -132,9 +132,8 @@ def test_command(folder: Path, tmp_path: Path) -> None:
     context = max(tree.path_tokens(1) for tree in encoded)
     too_long = sum(tree.path_tokens(node) > context for tree in encoded for node in range(3))
     assert too_long > 0
-    result = run(
-        "score", "--prm", folder / "prm", tmp_path, "--out", out, "--context", context, "--on-too-long", "skip"
-    )
+    more = ["--set", f"context={context}", "--set", "on_too_long=skip"]
+    result = run("score", "--prm", folder / "prm", tmp_path, "--out", out, *more)
     assert f"{too_long} steps exceeded the context" in result.stderr
     assert read_scores(out).num_rows == 21 - too_long
 

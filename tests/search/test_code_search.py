@@ -102,7 +102,7 @@ def test_sampling_programs_without_a_prm(task: Path, tmp_path: Path) -> None:
         failed = ["not run" if passed == ["error"] else "failed", "not run"]
         assert one["hidden"] == (["passed"] * 2 if one["correct"] else failed)
     pool = tmp_path / "tests" / "pools" / "n8.jsonl"
-    words = ["rerank", str(pool), "--task", str(task), "--out", str(tmp_path / "again"), "--judges", "1", "--json"]
+    words = ["rerank", str(pool), "--task", str(task), "--out", str(tmp_path / "again"), "--set", "judges=1", "--json"]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     metrics = json.loads((tmp_path / "again" / "metrics.json").read_text())

@@ -37,8 +37,8 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def command(world_policy: Path, task: Path, tmp_path: Path) -> list[str]:
-    words = ["label", str(task), "--policy", f"hf:{world_policy}", "--out", str(tmp_path / "out"), "--judges", "1"]
-    return [*words, "--temperature", "1", "--max-step-tokens", "8", "--max-tokens", "40", "--rollouts", "4"]
+    words = ["label", str(task), "--policy", f"hf:{world_policy}", "--out", str(tmp_path / "out"), "--set", "judges=1"]
+    return [*words, "-P", "temperature=1", "-P", "max_step_tokens=8", "-P", "max_tokens=40", "--rollouts", "4"]
 
 
 def run(command: list[str]) -> Path:
@@ -53,7 +53,7 @@ def truth(tree: StepTree, node: int) -> bool:
 
 
 def test_from_problems_to_pairs(command: list[str], tmp_path: Path) -> None:
-    out = run([*command, "--solutions", "2"])
+    out = run([*command, "--set", "label.solutions=2"])
     trees = list(iter_trees(out))
     metrics = json.loads((out / "metrics.json").read_text())
     steps = [step for tree in trees for step in tree.nodes]
@@ -88,9 +88,9 @@ def test_from_problems_to_pairs(command: list[str], tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_goes_on_where_it_was(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run([*command, "--at-once", "3"])
+    whole = run([*command, "--set", "at_once=3"])
     expected = (whole / "trees.parquet").read_bytes()
-    again = [word.replace("/out", "/stopped") for word in command] + ["--at-once", "3"]
+    again = [word.replace("/out", "/stopped") for word in command] + ["--set", "at_once=3"]
     asked: list[int] = []
     answer = LabelEngine._answer
 
@@ -138,8 +138,8 @@ def test_only_labels_that_a_critic_confirms_are_kept(command: list[str], tmp_pat
 
     before = list(iter_trees(run([*command, "--limit", "4"])))
     with serve(answer) as (url, asked):
-        settings = ["--votes", "1", "--redraws", "0", "--critic-logprobs", "off", "--on-missing", "skip"]
-        replies = ["--replies", str(tmp_path / "replies")]
+        settings = ["-C", "votes=1", "-C", "redraws=0", "-C", "log_probabilities=off", "-C", "on_missing=skip"]
+        replies = ["-C", f"replies={tmp_path / 'replies'}"]
         out = run([*command, "--limit", "4", "--consensus", f"critic:openai:{url}", *settings, *replies])
         again = len(asked)
         run([*command, "--limit", "4", "--consensus", f"critic:openai:{url}", *settings, *replies])
@@ -173,7 +173,7 @@ def test_only_labels_that_a_critic_confirms_are_kept(command: list[str], tmp_pat
 def test_labels_are_checked_against_exact_ones(command: list[str], world_policy: Path, tmp_path: Path) -> None:
     exact = sample_trees(*load_policy(world_policy), PROBLEMS, candidates=3)
     write_trees(tmp_path / "exact.parquet", exact)
-    out = run([*command, "--check", str(tmp_path / "exact.parquet"), "--check-limit", "8", "--limit", "2"])
+    out = run([*command, "--check", str(tmp_path / "exact.parquet"), "--set", "check_limit=8", "--limit", "2"])
     noise = json.loads((out / "metrics.json").read_text())["label_noise"]
     every = noise["groups"]["all"]
     assert every["right"] == sum(step.label == 1.0 for tree in exact[:8] for step in tree.nodes)
@@ -204,8 +204,8 @@ def test_a_served_policy_is_asked_once_per_rollout(tmp_path: Path) -> None:
     (tmp_path / "task.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n')
     with serve(answer) as (url, asked):
         out = run(
-            ["label", str(tmp_path / "task.jsonl"), "--policy", f"openai:{url}", "--template", "none", "--rollouts",
-             "3", "--alternatives", "2", "--judges", "1", "--out", str(tmp_path / "out")]
+            ["label", str(tmp_path / "task.jsonl"), "--policy", f"openai:{url}", "-P", "template=none", "--rollouts",
+             "3", "--alternatives", "2", "--set", "judges=1", "--out", str(tmp_path / "out")]
         )  # fmt: skip
     (tree,) = iter_trees(out)
     assert [step.text for step in tree.nodes] == ["1+1=2", "#### 2", "1+1=3"]

@@ -24,9 +24,9 @@ def test_smollm2_on_five_problems_of_gsm8k(real_data: Path, tmp_path: Path) -> N
     init_prm(language_model("qwen2", tmp_path / "lm"), family="qwen").save(tmp_path / "prm")
     command = [
         "search", "--policy", f"hf:{smollm2}", "--prm", str(tmp_path / "prm"), "--task", "gsm8k", "--task-data",
-        str(real_data / "gsm8k" / "test.jsonl"), "--limit", "5", "--method", "beam", "-n", "4", "--max-tokens", "256",
-        "--max-steps", "8", "--out", str(tmp_path / "out"), "--judges", "1",
-        "--user", "{problem} Solve it step by step, with a blank line between steps. End with: The answer is ...",
+        str(real_data / "gsm8k" / "test.jsonl"), "--limit", "5", "--method", "beam", "-n", "4", "-P", "max_tokens=256",
+        "--set", "max_steps=8", "--out", str(tmp_path / "out"), "--set", "judges=1",
+        "-P", "user={problem} Solve it step by step, with a blank line between steps. End with: The answer is ...",
     ]  # fmt: skip
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output

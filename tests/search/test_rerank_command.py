@@ -67,7 +67,7 @@ def metrics_of(out: Path) -> dict[str, Any]:
 
 
 def test_without_a_prm(pool: Path, tmp_path: Path) -> None:
-    output = run(pool, "--out", tmp_path / "out", "--judges", 1)
+    output = run(pool, "--out", tmp_path / "out", "--set", "judges=1")
     metrics = metrics_of(tmp_path / "out")
     assert not list((tmp_path / "out").glob("grading-*")), "filed only until all is graded"
     assert "majority vote" in output
@@ -88,9 +88,9 @@ def test_answers_under_a_name_of_your_own(pool: Path, tmp_path: Path) -> None:
     gold, problems = tmp_path / "gold.jsonl", tmp_path / "problems.jsonl"
     gold.write_text("".join(json.dumps(record) + "\n" for record in renamed))
     problems.write_text("".join(json.dumps({"problem": r["problem"], "gold": r["gold"]}) + "\n" for r in renamed))
-    run(pool, "--out", tmp_path / "plain", "--judges", 1)
-    run(gold, "--out", tmp_path / "gold", "--judges", 1, "--answer-field", "gold")
-    run(gold, "--task", problems, "--out", tmp_path / "task", "--judges", 1, "--answer-field", "gold")
+    run(pool, "--out", tmp_path / "plain", "--set", "judges=1")
+    run(gold, "--out", tmp_path / "gold", "--set", "judges=1", "--answer-field", "gold")
+    run(gold, "--task", problems, "--out", tmp_path / "task", "--set", "judges=1", "--answer-field", "gold")
     expected = metrics_of(tmp_path / "plain")["curves"]
     assert metrics_of(tmp_path / "gold")["curves"] == metrics_of(tmp_path / "task")["curves"] == expected
 
@@ -101,7 +101,7 @@ def test_problems_without_a_solution_are_counted_and_shown(pool: Path, tmp_path:
         for name in "xy":
             file.write(json.dumps({"problem": name, "answer": "1", "solutions": []}) + "\n")
     out = tmp_path / "out"
-    output = run(pool, "--out", out, "--prm", prm_folders[0], "--judges", 1)
+    output = run(pool, "--out", out, "--prm", prm_folders[0], "--set", "judges=1")
     metrics = metrics_of(out)
     assert (metrics["num_problems"], metrics["problems_without_solution"], metrics["num_solutions"]) == (6, 2, 20)
     values = {(curve["method"], curve["n"]): curve["value"] for curve in metrics["curves"]}
@@ -109,14 +109,14 @@ def test_problems_without_a_solution_are_counted_and_shown(pool: Path, tmp_path:
     assert values["oracle", 5] == pytest.approx(4 / 6)
     assert "2 of 6 problems have no solution and count as unsolved." in output
     assert "2 of 6 problems have no solution and count as unsolved." in (out / "report.md").read_text()
-    again = run(pool, "--out", out, "--prm", prm_folders[0], "--judges", 1)
+    again = run(pool, "--out", out, "--prm", prm_folders[0], "--set", "judges=1")
     assert "Reusing the grades in" in again
 
 
 def test_a_table_of_two_prms_is_refused(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
     """Both scored the same solutions: whose rows come last must not decide whose scores are used."""
     for name, folder in zip(("a", "b"), prm_folders, strict=True):
-        run(pool, "--out", tmp_path / "out", "--prm", f"{name}={folder}", "--judges", 1)
+        run(pool, "--out", tmp_path / "out", "--prm", f"{name}={folder}", "--set", "judges=1")
     tables = [pq.read_table(tmp_path / "out" / "scores" / f"{name}.parquet") for name in ("a", "b")]
     pq.write_table(pa.concat_tables(tables), tmp_path / "both.parquet")
     with pytest.raises(DataError, match=r"both\.parquet: scores of 2 models in one table; give a table of one"):
@@ -126,19 +126,8 @@ def test_a_table_of_two_prms_is_refused(pool: Path, tmp_path: Path, prm_folders:
 
 def test_two_prms_on_one_pool(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
     out = tmp_path / "out"
-    run(
-        pool,
-        "-o",
-        out,
-        "--prm",
-        prm_folders[0],
-        "--prm",
-        f"b={prm_folders[1]}",
-        "--aggregators",
-        "min,product",
-        "-n",
-        "1,4",
-    )
+    both = ["--prm", prm_folders[0], "--prm", f"b={prm_folders[1]}"]
+    run(pool, "-o", out, *both, "--aggregators", "min,product", "-n", "1,4")
     metrics = metrics_of(out)
     assert metrics["unscored_solutions"] == {"first": 1, "b": 1}, "the empty solution"
     pairs = {(d["a"], d["b"], d["method"], d["aggregator"], d["n"]) for d in metrics["differences"]}
@@ -166,7 +155,8 @@ def selected(out: Path) -> list[dict[str, Any]]:
 
 def test_each_prm_selects_as_its_card_says(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
     out = tmp_path / "out"
-    both = ["--prm", prm_folders[0], "--prm", prm_folders[1], "--judges", 1, "--draws", 10]
+    few = ["--set", "judges=1", "--set", "num_draws=10"]
+    both = ["--prm", prm_folders[0], "--prm", prm_folders[1], *few]
     output = run(pool, "-o", out, *both)
     metrics = metrics_of(out)
     card = "from the PRM's card"
@@ -194,7 +184,7 @@ def test_each_prm_selects_as_its_card_says(pool: Path, tmp_path: Path, prm_folde
     run(pool, "-o", tmp_path / "given", *both, "--aggregators", "last,min")
     assert metrics_of(tmp_path / "given")["own_aggregator"]["second"] == {"value": "last", "origin": "as given"}
     # A table knows what its PRM's card said.
-    run(pool, "-o", tmp_path / "again", "--scores", out / "scores" / "second.parquet", "--judges", 1, "--draws", 10)
+    run(pool, "-o", tmp_path / "again", "--scores", out / "scores" / "second.parquet", *few)
     assert metrics_of(tmp_path / "again")["own_aggregator"] == {"second": {"value": "mean", "origin": card}}
 
 
@@ -213,7 +203,7 @@ def test_a_pool_without_references_is_selected_from_and_not_measured(tmp_path: P
     solutions = [{"steps": [c], "answer": c, "scores": [p]} for c, p in (("1", 0.2), ("2", 0.9), ("1", 0.3))]
     path, out = tmp_path / "pool.jsonl", tmp_path / "out"
     path.write_text("".join(json.dumps({"problem": name, "solutions": solutions}) + "\n" for name in "pq"))
-    output = " ".join(run(path, "-o", out, "--judges", 1).split())
+    output = " ".join(run(path, "-o", out, "--set", "judges=1").split())
     note = "2 of 2 problems have no reference answer: solutions are selected, but there is nothing to measure."
     assert note in output
     assert note in (out / "report.md").read_text()
@@ -226,7 +216,7 @@ def test_a_pool_without_references_is_selected_from_and_not_measured(tmp_path: P
     # A third problem has a reference: it alone is measured.
     with path.open("a") as file:
         file.write(json.dumps({"problem": "r", "answer": "2", "solutions": solutions}) + "\n")
-    output = " ".join(run(path, "-o", out, "--judges", 1).split())
+    output = " ".join(run(path, "-o", out, "--set", "judges=1").split())
     assert "2 of 3 problems have no reference answer: solutions are selected, but not measured." in output
     values = {(c["method"], c["aggregator"], c["n"]): c["value"] for c in metrics_of(out)["curves"]}
     assert (values["mean", "", 1], values["best-of-n", "min", 3]) == (pytest.approx(1 / 3), 1.0)
@@ -238,7 +228,7 @@ def test_one_small_problem_does_not_cut_the_curves(pool: Path, tmp_path: Path) -
     with pool.open("a") as file:
         file.write(json.dumps({"problem": "one?", "answer": "1", "solutions": ["\\boxed{1}"]}) + "\n")
     out = tmp_path / "out"
-    output = " ".join(run(pool, "-o", out, "--judges", 1).split())
+    output = " ".join(run(pool, "-o", out, "--set", "judges=1").split())
     metrics = metrics_of(out)
     assert metrics["problems_with_fewer_solutions_than_n"] == {"2": 1, "4": 1, "5": 1}
     values = {(curve["method"], curve["n"]): curve["value"] for curve in metrics["curves"]}
@@ -257,7 +247,7 @@ def test_an_interrupted_run_goes_on(
     import prism_prm.evaluate.score_files as table
     from prism_prm.grading.process_pool import ProcessPool
 
-    arguments = (pool, "--prm", prm_folders[0], "--judges", 1)
+    arguments = (pool, "--prm", prm_folders[0], "--set", "judges=1")
     run(*arguments, "-o", tmp_path / "whole")
 
     def stop(*_: object, **__: object) -> None:
@@ -308,10 +298,10 @@ def test_answers_from_a_task(pool: Path, tmp_path: Path) -> None:
     ("arguments", "error", "message"),
     [
         (["--aggregators", "max"], ConfigError, "Unknown aggregator 'max'"),
-        (["-n", "1,x"], ConfigError, "-n x: expected whole numbers"),
+        (["-n", "1,x"], ConfigError, "-n 1,x: each of the list must be a whole number"),
         (["-n", "6"], ConfigError, "no problem of this pool has more than 5 solutions"),
         (["--aggregators", ","], ConfigError, "no aggregator is named. Known: last, min"),
-        (["--extract", "box"], ConfigError, "Unknown ways to extract an answer"),
+        (["--set", "extract=box"], ConfigError, "Unknown ways to extract an answer"),
         (["--prm", "a=x", "--prm", "a=y"], ConfigError, "Two PRMs are called 'a'"),
         (["--prm", "a=x"], ModelError, "x: there is no such model folder"),
         (["--scores", "none.parquet"], DataError, "none.parquet: no such file or folder"),
@@ -326,7 +316,7 @@ def test_mistakes_are_explained(
 
 
 def test_numbers_of_solutions_are_checked_before_the_work(pool: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="-n x: expected whole numbers"):
+    with pytest.raises(ConfigError, match="-n 1,x: each of the list must be a whole number"):
         run(tmp_path / "nowhere.jsonl", "-o", tmp_path / "out", "-n", "1,x")
     with pytest.raises(ConfigError, match="no problem of this pool has more than 5 solutions"):
         run(pool, "-o", tmp_path / "out", "-n", "100")
@@ -377,7 +367,7 @@ def test_each_prm_can_have_a_family_of_its_own(
 ) -> None:
     named = [word for name, (folder, _) in two_families.items() for word in ("--prm", f"{name}={folder}")]
     families = [word for name, (_, family) in two_families.items() for word in ("--family", f"{name}={family}")]
-    run(pool, *named, *families, "--out", tmp_path / "out", "--judges", 1, "--aggregators", "min")
+    run(pool, *named, *families, "--out", tmp_path / "out", "--set", "judges=1", "--aggregators", "min")
     for name, (folder, family) in two_families.items():
         found = pq.read_table(tmp_path / "out" / "scores" / f"{name}.parquet")
         assert set(found["model_hash"].to_pylist()) == {load_prm(folder, family=family).identity()}
@@ -402,7 +392,7 @@ def test_families_of_prms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     Path("x=1").mkdir()
     Path("x=1/my.py").touch()
-    assert families_of(None, ["a", "b"]) == {}
+    assert families_of([], ["a", "b"]) == {}
     assert families_of(["b=skywork", "qwen"], ["a", "b"]) == {"a": "qwen", "b": "skywork"}
     assert families_of(["x=1/my.py:Mine"], ["a"]) == {"a": "x=1/my.py:Mine"}, "a file whose path has a ="
     assert families_of(["a=x=1/my.py:Mine"], ["a", "b"]) == {"a": "x=1/my.py:Mine"}

@@ -51,8 +51,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def command(world_policy: Path, task: Path, tmp_path: Path) -> list[str]:
     words = ["search", "--policy", f"hf:{world_policy}", "--task", str(task), "--out", str(tmp_path / "out")]
-    words += ["--temperature", "1", "--max-steps", "6", "--judges", "1"]
-    return [*words, "--set", "search.sampling.max_step_tokens=8"]
+    return [*words, "-P", "temperature=1", "-P", "max_step_tokens=8", "--set", "max_steps=6", "--set", "judges=1"]
 
 
 def run(command: list[str]) -> Path:
@@ -140,7 +139,7 @@ def test_a_pool_can_be_reranked(command: list[str], prms: list[Path], tmp_path: 
     out = run([*command, "--method", "sample", "-n", "4", "--limit", "4"])
     pool = out / "pools" / "n4.jsonl"
     result = CliRunner().invoke(
-        app, ["rerank", str(pool), "--prm", str(prms[0]), "--out", str(tmp_path / "again"), "--judges", "1"],
+        app, ["rerank", str(pool), "--prm", str(prms[0]), "--out", str(tmp_path / "again"), "--set", "judges=1"],
         catch_exceptions=False,
     )  # fmt: skip
     assert result.exit_code == 0
@@ -151,11 +150,11 @@ def test_a_budget_inside_a_lookahead(command: list[str], prms: list[Path], tmp_p
     """Every problem keeps its candidates, and the pool can be re-ranked."""
     for budget in (1, 40, 60):
         command[command.index("--out") + 1] = str(tmp_path / f"out-{budget}")
-        more = ["--method", "beam", "-n", "4", "--lookahead", "2", "--select", "argmax", "--limit", "3"]
-        out = run([*command, "--prm", str(prms[0]), *more, "--budget", str(budget)])
+        more = ["--method", "beam", "-n", "4", "--select", "argmax", "--limit", "3", "--set", "lookahead=2"]
+        out = run([*command, "--prm", str(prms[0]), *more, "--set", f"max_policy_tokens={budget}"])
         pool = out / "pools" / "first-n4.jsonl"
         assert all(entry.solutions for entry in read_pool(pool).problems)
-        words = ["rerank", str(pool), "--out", str(out / "again"), "--judges", "1"]
+        words = ["rerank", str(pool), "--out", str(out / "again"), "--set", "judges=1"]
         assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
 
 
@@ -181,14 +180,14 @@ def test_problems_without_a_solution_are_counted_and_not_solved(
     assert point["correct"][:2] == [0.0, 0.0]
     assert point["solutions"] == pytest.approx(1 / 3)
     assert "2 of 3 problems have no solution" in (out / "report.md").read_text()
-    words = ["rerank", str(out / "pools" / "first-n4.jsonl"), "--out", str(out / "again"), "--judges", "1"]
+    words = ["rerank", str(out / "pools" / "first-n4.jsonl"), "--out", str(out / "again"), "--set", "judges=1"]
     assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
 
 
 def test_problems_done_are_not_done_again(
     command: list[str], prms: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = [*command, "--prm", str(prms[0]), "--method", "beam", "-n", "4", "--at-once", "3"]
+    command = [*command, "--prm", str(prms[0]), "--method", "beam", "-n", "4", "--set", "at_once=3"]
     whole = run([*command[:6], str(Path(command[6]).with_name("whole")), *command[7:]])
     real, searched, found_before = SearchEngine.run, [], []
 
@@ -248,7 +247,7 @@ def test_answers_under_a_name_of_your_own(command: list[str], task: Path, tmp_pa
     command[command.index(str(task))] = str(gold)
     with pytest.raises(DataError, match=r"gold\.jsonl:1: no reference answer .*--answer-field gold"):
         CliRunner().invoke(app, [*command, "--method", "greedy"], catch_exceptions=False)
-    out = run([*command, "--method", "greedy", "--limit", "2", "--answer-field", "gold"])
+    out = run([*command, "--method", "greedy", "--limit", "2", "--set", "answer_field=gold"])
     answers = [json.loads(line)["gold"] for line in gold.read_text().splitlines()]
     assert [entry.problem.answer for entry in read_pool(out / "pools" / "n1.jsonl").problems] == answers[:2]
 
@@ -270,9 +269,9 @@ def test_a_recipe_with_overrides(command: list[str], tmp_path: Path) -> None:
     [
         (["--method", "beam"], "give a PRM with --prm"),
         (["--method", "sample", "--select", "argmax"], "needs a PRM's scores"),
-        (["--method", "sample", "-n", "x"], "expected whole numbers"),
-        (["--method", "sample", "--set", "search.temprature=1"], "Unknown keys"),
-        (["--method", "sample", "--user", "solve it"], "must have {problem} in it"),
+        (["--method", "sample", "-n", "x"], "-n x: each of the list must be a whole number"),
+        (["--method", "sample", "--set", "search.temprature=1"], "Did you mean search.sampling.temperature?"),
+        (["--method", "sample", "-P", "user=solve it"], "must have {problem} in it"),
     ],
 )
 def test_wrong_options(more: list[str], message: str, command: list[str]) -> None:
@@ -302,6 +301,6 @@ def test_each_prm_is_opened_with_its_own_family(
 
     load = scorer_load.load_prm
     monkeypatch.setattr(scorer_load, "load_prm", load_prm)
-    named = ["--prm", f"a={prms[0]}", "--prm", f"b={prms[1]}", "--family", "skywork", "--family", "b=rlhflow"]
+    named = ["--prm", f"a={prms[0]}", "--prm", f"b={prms[1]}", "--set", "family=skywork,b=rlhflow"]
     run([*command, *named, "--method", "best-of-n", "-n", "1", "--limit", "1"])
     assert opened == {"first": "skywork", "second": "rlhflow"}

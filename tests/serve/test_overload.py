@@ -35,7 +35,10 @@ PROBLEM, STEPS = "What is x + 2?", [f"Let x be {i}. Then x + 2 = {i + 2}, so the
 BODY = {"items": [{"problem": PROBLEM, "steps": STEPS}]}
 MANY = {"items": [{"problem": PROBLEM, "steps": STEPS[:1]}] * 20}
 BODIES = pytest.mark.parametrize("body", [BODY, MANY], ids=["one item", "many items"])
-LIMITS = ("--port", "0", "--batch-items", "1", "--cache-mb", "0", "--max-requests", "64", "--deadline", str(DEADLINE))
+LIMITS = (
+    "--port", "0", "--set", "batch_items=1", "--set", "cache_mb=0", "--set", "max_requests=64", "--set",
+    f"deadline={DEADLINE}",
+)  # fmt: skip
 """Equal requests would be computed once: here each is scored by itself, so that its rate is known."""
 
 
@@ -219,7 +222,7 @@ def test_varied_requests_with_default_batches_and_cache(prm: Path, is_cold: bool
     texts = [(f"What is x + {i}, if x is {i % 7}?", some) for i, some in zip(numbers, steps, strict=True)]
     scores = load_prm(prm).score_many(texts)
     cases = [(problem, some, right) for (problem, some), right in zip(texts, scores, strict=True)]
-    with command("--port", "0", "--deadline", str(DEADLINE), prm=f"m={prm}") as (process, url):
+    with command("--port", "0", "--set", f"deadline={DEADLINE}", prm=f"m={prm}") as (process, url):
         wait_ready(url)
         if not is_cold:
             for problem, some, _ in cases[:5]:
@@ -260,7 +263,7 @@ def test_a_thousand_clients_that_hang_up(prm: Path, right: list[float]) -> None:
 
 def test_slow_loris(prm: Path, right: list[float]) -> None:
     """Five hundred clients that send a byte now and then do not keep others from being served, and are let go."""
-    with command("--port", "0", "--client-seconds", "5", prm=f"m={prm}") as (_, url):
+    with command("--port", "0", "--set", "client_seconds=5", prm=f"m={prm}") as (_, url):
         wait_ready(url)
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         slow = [socket.create_connection(address) for _ in range(500)]

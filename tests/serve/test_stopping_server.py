@@ -24,7 +24,7 @@ ITEM = {"problem": PROBLEM, "steps": STEPS}
 
 def test_a_term_signal_loses_no_accepted_request() -> None:
     """Clients hammer it when SIGTERM comes: each gets the right scores, or hears that it is refused."""
-    with command("--port", "0", "--batch-items", "2", "--cache-mb", "0") as (process, url):
+    with command("--port", "0", "--set", "batch_items=2", "--set", "cache_mb=0") as (process, url):
         wait_ready(url)
         found: list[Any] = []
         started = threading.Barrier(9)

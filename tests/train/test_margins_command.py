@@ -1,4 +1,4 @@
-"""`prism margins`: the table it writes, and pairs that are longer than the PRM's context."""
+"""`prism score --pairs`: the table it writes, and pairs that are longer than the PRM's context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = [f"then {'x + 2 = 3, ' * 20} so x = {i}" for i in range(12)]
 
 
 def margins(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["margins", *map(str, arguments)])
+    return CliRunner().invoke(app, ["score", "--pairs", *map(str, arguments)])
 
 
 def test_margins_of_pairs_and_of_those_too_long(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_margins_of_pairs_and_of_those_too_long(tiny_lm: Callable[..., Path], tm
     assert isinstance(refused.exception, PrismError)
     assert "on_too_long='drop-left-steps' (--on-too-long)" in str(refused.exception)
     assert "skip" not in str(refused.exception), "eval and margins cannot do without a score"
-    done = margins(*common, "--on-too-long", "drop-left-steps", "--family", "qwen")
+    done = margins(*common, "--set", "load.on_too_long=drop-left-steps", "--family", "qwen")
     assert done.exit_code == 0, done.output
     table = pq.read_table(tmp_path / "m.parquet")
     assert table["pair_id"].to_pylist() == [0, 1]

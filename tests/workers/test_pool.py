@@ -14,10 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
 from prism_prm import ray as prism_workers
-from prism_prm.cli.options import with_address
+from prism_prm.cli import app
 from prism_prm.errors import ConfigError, DataError, MissingExtraError, ModelError, PrismError
 from prism_prm.job import Chunk, Finished, Here, Job, Local, Opening
 from prism_prm.ray import RaySettings, is_address, pool
@@ -573,13 +574,14 @@ def test_the_command_line_imports_ray_only_to_use_it_and_the_driver_no_torch() -
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"),
-    [("score a --ray", "score a --ray local"), ("score --ray a.jsonl", "score --ray local a.jsonl"),
-     ("score --ray auto a", "score --ray auto a"), ("score a --ray h:1 --json", "score a --ray h:1 --json"),
-     ("score a --ray --workers 2", "score a --ray local --workers 2"), ("score a", "score a"), ("", "")],
+    ("words", "address"),
+    [("a --ray", "local"), ("--ray a.jsonl", "local"), ("--ray auto a", "auto"), ("a --ray h:1 --json", "h:1"),
+     ("a --ray -R workers=2", "local"), ("a", None)],
 )  # fmt: skip
-def test_ray_without_an_address_is_this_machine(words: str, meant: str) -> None:
-    assert with_address(words.split()) == meant.split()
+def test_ray_without_an_address_is_this_machine(words: str, address: str | None) -> None:
+    command = app.get_command(click.Context(app), "score")
+    assert command is not None
+    assert command.make_context("score", words.split()).params["ray"] == address
 
 
 @pytest.mark.parametrize(

@@ -230,8 +230,8 @@ def kill_node(cluster: RayCluster, spread: Spread, place: Path, folder: Path, se
 
 def kill_driver(cluster: RayCluster, place: Path, folder: Path, seed: int, workers: int) -> None:
     """`prism score --ray` is killed when some of its portions are filed, and run again."""
-    words = ["score", place / "solutions.jsonl", "--prm", place / "prm", "--store", folder / "store", "--chunk", 1]
-    words += ["--out", folder / "table.parquet", "--ray", cluster.address, "--workers", workers, "--json"]
+    words = ["score", place / "solutions.jsonl", "--prm", place / "prm", "--out", folder / "table.parquet", "--json"]
+    words += ["--store", folder / "store", "--set", "chunk=1", "--ray", cluster.address, "-R", f"workers={workers}"]
     filed = 1 + random.Random(seed).randrange(NUM_TREES // 2)
     run = run_killed(words, "prism_prm.store:ScoreStore.file", filed + 1)
     assert run.returncode == -signal.SIGKILL, run.stderr
