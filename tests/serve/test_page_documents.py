@@ -74,7 +74,7 @@ def test_texts_are_read_where_the_command_says(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("prism_prm.serve.server.make_server", make_server)
     words = ["serve", "--results", f"mine={tmp_path / 'eval'}", "--data", str(moved), "--port", "0"]
     CliRunner().invoke(app, words)
-    CliRunner().invoke(app, [*words, "--split", "validation"])
+    CliRunner().invoke(app, [*words, "--set", "split=validation"])
     assert [(one.data, one.split) for one in seen] == [((str(moved),), None), ((str(moved),), "validation")]
     [document] = find_documents(seen[0]).values()
     assert [item["texts"] for item in document.body()["items"]] == [["a", "b"]]
