@@ -413,9 +413,10 @@ def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _toml_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        found = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
+    return found["value"] if len(found) == 1 else text  # a string of several lines may look like settings
 
 
 def _sections(cls: type) -> dict[str, type]:
