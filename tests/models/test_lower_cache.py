@@ -191,7 +191,7 @@ def test_shards_of_other_processes_and_other_models_are_seen_while_working(tmp_p
     assert_same_scores(prm, second, chains[0])
     for one in (first, second, foreign):
         assert one.cache is not None
-        one.cache._find_new()
+        one.cache._find_new_shards()
         assert one.cache._bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
 
 

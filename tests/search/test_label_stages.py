@@ -235,7 +235,7 @@ def test_two_models_of_one_server_are_two_policies(tmp_path: Path) -> None:
         first = replace(plain, name=f"openai:{url}")
         recipe = LabelRecipe(task=str(tmp_path / "task.jsonl"), policy=first, label=settings, second_policy=first.name)
         with pytest.raises(
-            PrismError, match=r"serves a, b; choose one with --model \(of a second policy: --second-model"
+            PrismError, match=r"serves a, b; choose one with -P model=NAME \(for a second policy: --set second_model="
         ):
             label_task(recipe, tmp_path / "out", judges=1)
         metrics = label_task(replace(recipe, second_model="b"), tmp_path / "out", judges=1)

@@ -272,7 +272,7 @@ def test_a_recipe_with_overrides(command: list[str], tmp_path: Path) -> None:
         (["--method", "sample", "--select", "argmax"], "needs a PRM's scores"),
         (["--method", "sample", "-n", "x"], "expected whole numbers"),
         (["--method", "sample", "--set", "search.temprature=1"], "Unknown keys"),
-        (["--method", "sample", "--user", "solve it"], "must have {problem} in it"),
+        (["--method", "sample", "--user", "solve it"], "must contain {problem}"),
     ],
 )
 def test_wrong_options(more: list[str], message: str, command: list[str]) -> None:

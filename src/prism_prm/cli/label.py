@@ -63,7 +63,7 @@ PANELS = {
     ),
     "Doubt": ("second_policy", "second_model", "second_tokenizer", "consensus", "check", "check_limit"),
     "Server": (
-        "policy.model", "policy.tokenizer", "policy.concurrency", "policy.patience.timeout", "policy.patience.retries",
+        "policy.model", "policy.tokenizer", "policy.concurrency", "policy.retry.timeout", "policy.retry.retries",
     ),
 }  # fmt: skip
 

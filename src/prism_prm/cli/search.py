@@ -73,7 +73,7 @@ PANELS = {
         "search.max_steps", "search.sampling.max_tokens", "search.max_policy_tokens", "search.seed", "at_once",
     ),
     "Server": (
-        "policy.model", "policy.tokenizer", "policy.concurrency", "policy.patience.timeout", "policy.patience.retries",
+        "policy.model", "policy.tokenizer", "policy.concurrency", "policy.retry.timeout", "policy.retry.retries",
     ),
 }  # fmt: skip
 
