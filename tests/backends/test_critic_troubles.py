@@ -365,7 +365,10 @@ def test_a_budget_stops_cleanly_and_the_next_run_resumes(tmp_path: Path) -> None
             asked_in_all += len(asked)
     assert scores == [pytest.approx([1, 1], abs=1e-9)] * 6
     assert len(refused) in (2, 3)
-    assert all(re.match(r"the token budget is spent .*budget_tokens=60.* rerun the same command to resume", one) for one in refused)
+    assert all(
+        re.match(r"the token budget is spent .*budget_tokens=60.* rerun the same command to resume", one)
+        for one in refused
+    )
     assert asked_in_all == 12, "nothing was asked twice"
 
 

@@ -160,7 +160,10 @@ def test_log_likelihoods_come_from_the_server_or_are_missed() -> None:
     llama_cpp = {"content": [{"token": "a", "logprob": -1.5}, {"token": "\n\n", "logprob": -0.25}]}
     with serve(lambda _: said("a\n\n", logprobs=llama_cpp)) as (url, _):
         assert write(url, log_likelihood=True)[0].log_likelihood == -1.75
-    with serve(lambda _: said("a\n\n", logprobs=None)) as (url, _), pytest.raises(PolicyError, match="--set prm_weight=1"):
+    with (
+        serve(lambda _: said("a\n\n", logprobs=None)) as (url, _),
+        pytest.raises(PolicyError, match="--set prm_weight=1"),
+    ):
         write(url, log_likelihood=True)
 
 

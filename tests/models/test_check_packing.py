@@ -147,9 +147,7 @@ def test_a_config_that_cannot_be_cut_is_an_error_that_says_so(monkeypatch: pytes
 
     module = unread(LlamaConfig())
     monkeypatch.setattr(LlamaConfig, "__init__", strict)
-    with pytest.raises(
-        PrismError, match=r"llama: .*it cannot be tested \(ValueError: hidden_size must be a multiple"
-    ):
+    with pytest.raises(PrismError, match=r"llama: .*it cannot be tested \(ValueError: hidden_size must be a multiple"):
         check_packing(module)
 
 
