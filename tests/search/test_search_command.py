@@ -246,7 +246,7 @@ def test_answers_under_a_name_of_your_own(command: list[str], task: Path, tmp_pa
     gold = tmp_path / "gold.jsonl"
     gold.write_text(task.read_text().replace('"answer"', '"gold"'))
     command[command.index(str(task))] = str(gold)
-    with pytest.raises(DataError, match=r"gold\.jsonl:1: no reference answer .*--answer-field gold"):
+    with pytest.raises(DataError, match=r"gold\.jsonl:1: no reference answer .*--set answer_field=gold"):
         CliRunner().invoke(app, [*command, "--method", "greedy"], catch_exceptions=False)
     out = run([*command, "--method", "greedy", "--limit", "2", "--answer-field", "gold"])
     answers = [json.loads(line)["gold"] for line in gold.read_text().splitlines()]

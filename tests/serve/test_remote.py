@@ -152,7 +152,7 @@ def test_rows_of_vllm_are_counted(qwen: tuple[str, Path, PRM]) -> None:
         (lambda ids: [[0.25, 0.75] if token == tag else [0.5, 0.5] for token in ids], None),
         (lambda _: [], rf"0 rows for 2 steps. Start vLLM .*step_tag_id.*{tag}"),
         (lambda ids: [[0.25, 0.75]] * (ids.count(tag) + 1), "3 rows for 2 steps"),
-        (lambda ids: [[2.0, -1.0]] * ids.count(tag), "no probabilities"),
+        (lambda ids: [[2.0, -1.0]] * ids.count(tag), "does not hold probabilities"),
         (lambda ids: [0.5] * ids.count(tag), "not .P.wrong., P.right.."),
     ]
     for rows, message in cases:
