@@ -229,7 +229,7 @@ def test_pools_hold_no_hidden_test(tmp_path: Path) -> None:
     write_pool(tmp_path / "pool.jsonl", [PoolProblem(problem, (Solution(("a",), "a"),))])
     assert "[3]" not in (tmp_path / "pool.jsonl").read_text()
     (entry,) = read_pool(tmp_path / "pool.jsonl").problems
-    assert its_tests(entry.problem) == its_tests(problem).shown()
+    assert its_tests(entry.problem) == its_tests(problem).public_only()
     assert (entry.problem.text, entry.problem.name, entry.problem.is_judged) == (problem.text, problem.name, False)
 
 

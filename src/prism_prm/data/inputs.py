@@ -24,8 +24,8 @@ from prism_prm.errors import ConfigError, DataError, shown
 from prism_prm.file_types import BOM, HEAD, check_kind, reading_parquet
 from prism_prm.paths import is_hub_id, is_offline, nearest, no_connection
 
-Kind = Literal["jsonl", "json", "parquet", "hub"]
-SUFFIXES: dict[str, Kind] = {
+SourceKind = Literal["jsonl", "json", "parquet", "hub"]
+SUFFIXES: dict[str, SourceKind] = {
     ".jsonl": "jsonl", ".json": "json", ".jsonl.gz": "jsonl", ".json.gz": "json", ".parquet": "parquet",
 }  # fmt: skip
 TREE_TABLE = "trees.parquet"
@@ -40,7 +40,7 @@ class Source:
 
     name: str
     """The file's path or the dataset's id, as the user wrote it."""
-    kind: Kind
+    kind: SourceKind
 
     def size(self) -> int | None:
         """Return the size in bytes; None if it is not known before reading."""
@@ -65,7 +65,7 @@ class InputRow:
     """Whether the line has no line break, so that it may be truncated."""
 
 
-def kind_of(path: Path) -> Kind | None:
+def kind_of(path: Path) -> SourceKind | None:
     """Return the kind of a file by its name."""
     return next((kind for suffix, kind in SUFFIXES.items() if path.name.endswith(suffix)), None)
 

@@ -241,7 +241,7 @@ def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:
             more = {"level": problem.level, "tolerance": problem.tolerance, "date": problem.date}
             record |= {key: value for key, value in more.items() if value}
             if problem.tests is not None:  # hidden tests stay with the task, because a selector may read this file
-                record["public_tests"] = problem.tests.shown().reference()
+                record["public_tests"] = problem.tests.public_only().reference()
             record["solutions"] = [
                 {"steps": solution.steps}
                 | {key: value for key in optional if (value := getattr(solution, key)) is not None}

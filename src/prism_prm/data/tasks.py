@@ -271,7 +271,7 @@ def problem_of(
     A record with tests asks for a program and has no answer.
     """
     if answer_field is None and (problem := read_code_problem(record)) is not None:
-        return problem if with_answer or problem.tests is None else replace(problem, tests=problem.tests.shown())
+        return problem if with_answer or problem.tests is None else replace(problem, tests=problem.tests.public_only())
     field, text = _first(record, PROBLEM_FIELDS)
     if text is None:
         raise DataError(

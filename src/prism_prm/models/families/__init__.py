@@ -14,10 +14,11 @@ from prism_prm.models.families.reasoneval import ReasonEval
 from prism_prm.models.families.rlhflow import RLHFlow
 from prism_prm.models.families.skywork import Skywork
 from prism_prm.models.families.token_classification import TokenClassification
-from prism_prm.models.families.verdict import Verdict
+from prism_prm.models.families.verdict import VerdictFamily
 
 FAMILIES: dict[str, type[Family]] = {
-    family.name: family for family in (Qwen, TokenClassification, MathShepherd, RLHFlow, Skywork, ReasonEval, Verdict)
+    family.name: family
+    for family in (Qwen, TokenClassification, MathShepherd, RLHFlow, Skywork, ReasonEval, VerdictFamily)
 }
 """Name → family."""
 

@@ -8,7 +8,7 @@ from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.families.base import LabelTokens, chat_turns
 
 
-class Verdict(LabelTokens):
+class VerdictFamily(LabelTokens):
     """`Problem: … Step 1: … Is it right?` → log-odds of `yes` against `no`, at the first token where they differ.
 
     Later steps see the `yes` of earlier ones. With a chat template, a step is a user turn and the verdict is the
