@@ -54,8 +54,8 @@ class Evil:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode(), "more than a string .*it is refused"),
-        (base64.b64encode(zlib.compress(pickle.dumps(["x"]))).decode(), "more than a string .*it is refused"),
+        (base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode(), "more than a string .*it was not read"),
+        (base64.b64encode(zlib.compress(pickle.dumps(["x"]))).decode(), "more than a string .*it was not read"),
         (base64.b64encode(zlib.compress(b"junk")).decode(), "cannot be read"),
         (packed([])[:-8], "cannot be read"),
         ("not base64!", "cannot be read"),
@@ -202,7 +202,7 @@ def test_own_records() -> None:
         ({"prelude": 1}, "`prelude` is 1"),
         ({"problem": ""}, "`problem` is ''"),
         ({"public_tests": "junk"}, "must be a list of tests"),
-        ({"public_tests": '{"tests": 1}'}, "not what was written there"),
+        ({"public_tests": '{"tests": 1}'}, "is not valid"),
     ],
 )
 def test_bad_own_records(changes: dict[str, Any], message: str) -> None:

@@ -133,7 +133,8 @@ class Decoder:
             if not going:
                 return
             if len(going) <= SHRINK_AT * len(active):
-                active, draws, tokens = ([items[i] for i in going] for items in (active, draws, tokens))
+                active, draws = [active[i] for i in going], [draws[i] for i in going]
+                tokens = [tokens[i] for i in going]
                 self.own.select(torch.tensor(going, device=logits_BV.device))
                 wanted = {row.context for row in active}
                 if len(wanted) <= SHRINK_AT * len(present):

@@ -139,8 +139,8 @@ def build_pairs(
                 kind = np.full(len(anchor), PAIR_KINDS.index("random"))
                 columns = (anchor["tree"], anchor["position"], anchor["node"], offer["node"], offer["tree"], kind)
                 estimates = pa.nulls(len(anchor), pa.float64()), pa.nulls(len(anchor), pa.int32())
-                small = [column.astype(np.int32) for column in (*columns, anchor["split"])]
-                _write(write_pairs, small, *estimates, counts)
+                numbers = [column.astype(np.int32) for column in (*columns, anchor["split"])]
+                _write(write_pairs, numbers, *estimates, counts)
         if not tree_counts.trees:
             left_out = {**reader.report.bad, **reader.report.dropped}
             for file, counter in (exclusions.counts if exclusions else {}).items():
