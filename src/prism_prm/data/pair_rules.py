@@ -154,7 +154,7 @@ def annotated_pairs(
     settings = settings or PairSettings()
     drops = Counter() if drops is None else drops
     depths = tree.depths()
-    found: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
     for parent, nodes in sorted(tree.positions()):
         positives = [node for node in nodes if settings.is_positive(tree.nodes[node].label)]
         negatives = [node for node in nodes if settings.is_negative(tree.nodes[node].label)]
@@ -167,10 +167,10 @@ def annotated_pairs(
         pairs = [pair for pair in pairs if pair not in unsure]
         kept = _choose(tree, pairs, settings.max_per_position, settings.seed)
         drops["over_limit"] += len(pairs) - len(kept)
-        found += [(0 if parent == ROOT else depths[parent] + 1, c, r) for c, r in kept]
+        rows += [(0 if parent == ROOT else depths[parent] + 1, c, r) for c, r in kept]
     return [
         replace(pair, gap=gap, rollouts=rollouts)
-        for pair in _as_pairs(tree, found, "annotated")
+        for pair in _as_pairs(tree, rows, "annotated")
         for gap, rollouts in [certainty(tree, pair.chosen, pair.rejected)]
     ]
 
@@ -204,7 +204,7 @@ def lookahead_pairs(
     if settings.lookahead == "none":
         return []
     texts = tree.texts(tree.trunk)
-    found: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
     for at, current in enumerate(tree.trunk):
         if not settings.is_positive(tree.nodes[current].label):
             continue
@@ -226,8 +226,8 @@ def lookahead_pairs(
         limit = settings.lookahead if isinstance(settings.lookahead, int) else None
         kept = _choose(tree, pairs, limit, settings.seed)
         drops["over_limit"] += len(pairs) - len(kept)
-        found += [(at, c, r) for c, r in kept]
-    return _as_pairs(tree, found, "lookahead")
+        rows += [(at, c, r) for c, r in kept]
+    return _as_pairs(tree, rows, "lookahead")
 
 
 def _first_of_each_text(tree: StepTree, nodes: list[int]) -> list[int]:
@@ -245,8 +245,8 @@ def _choose(tree: StepTree, pairs: list[tuple[int, int]], limit: int | None, see
     return sorted(chosen)
 
 
-def _as_pairs(tree: StepTree, found: list[tuple[int, int, int]], kind: PairKind) -> list[StepPair]:
+def _as_pairs(tree: StepTree, rows: list[tuple[int, int, int]], kind: PairKind) -> list[StepPair]:
     return [
         StepPair(i, tree.tree_id, position, chosen, rejected, tree.tree_id, kind)
-        for i, (position, chosen, rejected) in enumerate(found)
+        for i, (position, chosen, rejected) in enumerate(rows)
     ]

@@ -211,10 +211,10 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
     steps = tuple(split_steps(text or "")) if fields.steps is None else tuple(fields.steps)
     if not all(step.strip() for step in steps):
         raise DataError("a step is empty; every step needs a text")
-    found = fields.scores if fields.scores is not None else scores
-    if found is not None and len(found) != len(steps):
-        raise DataError(f"{len(found)} scores for {len(steps)} steps; give `steps` together with `scores`")
-    for score in found or ():
+    step_scores = fields.scores if fields.scores is not None else scores
+    if step_scores is not None and len(step_scores) != len(steps):
+        raise DataError(f"{len(step_scores)} scores for {len(steps)} steps; give `steps` together with `scores`")
+    for score in step_scores or ():
         if not 0 <= score <= 1:
             raise DataError(f"the score {score} is not in [0, 1]; scores are probabilities that a step is right")
     if fields.tokens is not None and not 0 <= fields.tokens <= MOST_TOKENS:
@@ -225,7 +225,7 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
         steps,
         "\n\n".join(steps) if text is None else text,
         None if fields.answer is None else str(fields.answer),
-        None if found is None else tuple(map(float, found)),
+        None if step_scores is None else tuple(map(float, step_scores)),
         fields.tokens,
         fields.correct,
     )

@@ -410,9 +410,9 @@ def same_plainly(reference: str, answer: str, tolerance: float = 0.0) -> bool | 
     if time_a and time_b:
         modulus = 24 * 60 if time_a[1] and time_b[1] else 12 * 60
         return (time_a[0] - time_b[0]) % modulus == 0
-    expected, found = numeral(a), numeral(b)
-    if expected and found:
-        return same_number(expected, found, tolerance)
+    expected, given = numeral(a), numeral(b)
+    if expected and given:
+        return same_number(expected, given, tolerance)
     if (one := _word(reference)) and (other := _word(answer)):
         return True if one == other else False if _is_no_product(reference) or _is_no_product(answer) else None
     return None

@@ -285,13 +285,13 @@ def self_test(sandbox: Sandbox) -> list[str]:
             run = sandbox.run(_HARMLESS if sandbox.level == "none" else _PROBE, f"{folder}\n{word}\n")
         finally:
             del os.environ["PRISM_CANARY"]
-    *found, last = run.stdout.decode(errors="replace").split("\n")[:-1] or [""]
+    *attempts, last = run.stdout.decode(errors="replace").split("\n")[:-1] or [""]
     if run.status != "ok" or last != f"done {word}":
         lines = run.stderr.decode(errors="replace").strip().splitlines()
         raise SandboxError(f"the self-test did not run ({run.status}): {lines[-1] if lines else 'no message'}")
-    if could := [line for line in found if not line.startswith("could not ")]:
+    if could := [line for line in attempts if not line.startswith("could not ")]:
         raise SandboxError(f"the self-test's program {', '.join(could)}")
-    return [line.removeprefix("could not ") for line in found]
+    return [line.removeprefix("could not ") for line in attempts]
 
 
 def main() -> int:

@@ -279,8 +279,8 @@ def _same_leaf(a: PlainForm, b: PlainForm, tolerance: float) -> bool:
         return _same(read_form(sides_a[-1]), b, tolerance)
     if _key(a, _EXACT) == _key(b, _EXACT):
         return True
-    expected, found = _number(a.text), _number(b.text)
-    return expected is not None and found is not None and same_number(expected, found, tolerance)
+    expected, given = _number(a.text), _number(b.text)
+    return expected is not None and given is not None and same_number(expected, given, tolerance)
 
 
 def _has_digit(text: str) -> bool:

@@ -29,9 +29,7 @@ class MathShepherd(LabelTokens):
         numbered = text if _NUMBERED.match(text) else f"Step {index + 1}: {text}"
         # Later steps start on a new line after a tag, and are encoded together with it: alone, a SentencePiece
         # tokenizer would insert a space before the line break that the published text does not have.
-        ids = self.text.step(numbered) if index == 0 else self._after_tag(f"\n{numbered}")
+        ids = self.text.step(numbered if index == 0 else f"ки\n{numbered}")
+        if index:
+            ids = ids[1:] if ids[0] == self._tag else self.text.step(f"\n{numbered}")
         return [*ids, self._tag], len(ids)
-
-    def _after_tag(self, text: str) -> tuple[int, ...]:
-        ids = self.text.step("ки" + text)
-        return ids[1:] if ids[0] == self._tag else self.text.step(text)
