@@ -94,7 +94,7 @@ def measure(url: str, format: str, given: argparse.Namespace, limit: int) -> dic
     critic = open_critic(f"critic:openai:{url}", settings)
     with contextlib.closing(critic):
         ask(critic, format, given, limit)
-        told, replies = critic.summary(), critic.replies.found.values()
+        told, replies = critic.summary(), critic.replies.by_key.values()
         row: dict[str, Any] = {
             "format": format,
             "verdicts by": "log-probabilities" if told["by_log_probability"] else "what it writes",

@@ -21,8 +21,8 @@ QUICK = RetryPolicy(timeout=300, retries=1, backoff=0.01)
 KEY = "SOME_KEY"
 
 
-def ask(url: str, patience: RetryPolicy = QUICK) -> Any:
-    server = Server(url, patience, 4, key_variable=KEY)
+def ask(url: str, retry: RetryPolicy = QUICK) -> Any:
+    server = Server(url, retry, 4, key_variable=KEY)
     try:
         return server.together([server.ask("POST", "/x", lambda answer: answer, {"a": 1})])[0]
     finally:
@@ -148,7 +148,7 @@ def test_what_is_no_address(url: str) -> None:
         ({"backoff": -1.0}, "backoff = -1.0: must be 0 or more"),
     ],
 )
-def test_wrong_patience(wrong: dict[str, Any], message: str) -> None:
+def test_wrong_retry_policy(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RetryPolicy(**wrong)
     with pytest.raises(ConfigError, match="concurrency = 0 must be 1 or more"):

@@ -108,7 +108,7 @@ def test_an_answer_under_another_name(tmp_path: Path, field: str) -> None:
     said = str(caught.value)
     assert said.startswith(f"{path}:1: no reference answer in any of the fields answer, final_answer, expected_answer")
     assert f"found the fields {sorted(['problem', field, 'solutions'])}" in said
-    assert f"--answer-field {field if field != 'my_own' else 'FIELD'}" in said
+    assert f"--set answer_field={field if field != 'my_own' else 'FIELD'}" in said
     assert load_task(str(path), answer_field=field).problems[0].answer == "7"
     assert read_pool(path, answer_field=field).problems[0].problem.answer == "7"
 
@@ -117,7 +117,7 @@ def test_a_pool_need_not_have_answers_but_says_so_if_it_seems_to(tmp_path: Path)
     path = write_lines(tmp_path / "a.jsonl", {"problem": "q", "solutions": ["a"]})
     assert read_pool(path).problems[0].problem.answer is None
     write_lines(path, {"problem": "q", "gold": "7", "solutions": ["a"]})
-    with pytest.raises(DataError, match=r"a\.jsonl:1: no reference answer .*--answer-field gold"):
+    with pytest.raises(DataError, match=r"a\.jsonl:1: no reference answer .*--set answer_field=gold"):
         read_pool(path)
     assert read_pool(path, with_answers=False).problems[0].problem.answer is None
     write_lines(path, {"problem": "q", "gold": "7", "answer": None, "solutions": ["a"]})
@@ -126,7 +126,7 @@ def test_a_pool_need_not_have_answers_but_says_so_if_it_seems_to(tmp_path: Path)
 
 def test_the_named_field_alone_counts(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", {"problem": "q", "answer": "1", "gold": "2"}, {"problem": "q", "gold": ""})
-    with pytest.raises(DataError, match=r"a\.jsonl:2: no `gold`, which --answer-field names; found the fields"):
+    with pytest.raises(DataError, match=r"a\.jsonl:2: no `gold`, which answer_field names; found the fields"):
         load_task(str(path), answer_field="gold")
 
 

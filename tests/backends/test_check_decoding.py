@@ -47,7 +47,7 @@ def test_large_models_with_windows_are_tried(config: Any, monkeypatch: pytest.Mo
 
 def test_a_config_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Any] = []
-    monkeypatch.setattr(trial, "_fault", lambda model: (tried.append(model), "")[1])
+    monkeypatch.setattr(trial, "_find_fault", lambda model: (tried.append(model), "")[1])
     for _ in range(3):
         check_decoding(unread(MistralConfig()))
     assert len(tried) == 1

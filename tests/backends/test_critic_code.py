@@ -150,9 +150,9 @@ def test_where_no_sandbox_works_the_option_is_refused_before_anything_is_asked(
         result = CliRunner().invoke(app, [*command, *options])
     said_aloud = " ".join(str(result.exception or result.output).split())
     assert result.exit_code != 0
-    assert "--critic-code: Programs cannot be run in isolation on this machine" in said_aloud
+    assert "-C code=true: Programs cannot be run in isolation on this machine" in said_aloud
     assert "no bubblewrap here" in said_aloud
-    assert "Without --critic-code the critic's code is not run" in said_aloud
+    assert "Without -C code=true the critic's code is not run" in said_aloud
     assert asked == []
 
 

@@ -241,7 +241,7 @@ def test_score_writes_a_table_and_says_what_it_cost(tmp_path: Path, server: tupl
     assert "2 steps of 1 trees" in result.stdout
     assert "1 steps were not judged by the critic and were left out" in result.stderr
     said_aloud = " ".join(result.stderr.split())
-    assert "1 requests and 0 kept replies; new tokens: 10 read, 5 written" in said_aloud
+    assert "1 requests and 0 stored replies; new tokens: 10 read, 5 written" in said_aloud
     assert "cost 0.001" in said_aloud
     report = score_files(
         f"critic:openai:{server[0]}", tmp_path / "solutions.jsonl", tmp_path / "t.parquet",
@@ -379,7 +379,7 @@ def test_a_local_critic_continues_its_turn_and_stops(tmp_path: Path, memorising_
     )
     prm = open_critic(f"critic:hf:{memorising_policy}", given)
     assert prm.score("3+4", ["-2"]) == pytest.approx([1], abs=1e-9)
-    critique, verdict = prm.replies.found.values()
+    critique, verdict = prm.replies.by_key.values()
     assert (critique.text, critique.reason, critique.stopped_by) == (" 4 ", "stop", "=")
     assert verdict.text.strip().startswith("7")
     assert prm.ledger.requests == 2

@@ -136,7 +136,7 @@ def test_a_server_that_continues_no_turn_is_asked_in_words(tmp_path: Path) -> No
 
     with critic(tmp_path, answer, models=OTHER, format="thinkprm", votes=1, temperature=0.0) as (prm, asked):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.0], abs=1e-9)
-        assert "asked for in words" in prm.notes()[0]
+        assert "is not primed" in prm.notes()[0]
     assert said(asked[0]).endswith("\n\nBegin your answer with: Let's verify step by step:")
     assert [turn["role"] for turn in asked[1]["messages"]] == ["user", "assistant", "user"]
     assert asked[1]["messages"][1]["content"] == "Hm."
@@ -442,7 +442,7 @@ def test_settings_may_come_from_a_recipe() -> None:
 
 def test_votes_at_temperature_0_make_no_sense(tmp_path: Path) -> None:
     settings = {"format": "thinkprm", "votes": 4, "temperature": 0.0}
-    with pytest.raises(ConfigError, match="--votes 4 at temperature 0"), critic(tmp_path, think, **settings):
+    with pytest.raises(ConfigError, match="-C votes=4 at temperature 0"), critic(tmp_path, think, **settings):
         pass
 
 

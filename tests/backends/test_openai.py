@@ -160,7 +160,10 @@ def test_log_likelihoods_come_from_the_server_or_are_missed() -> None:
     llama_cpp = {"content": [{"token": "a", "logprob": -1.5}, {"token": "\n\n", "logprob": -0.25}]}
     with serve(lambda _: said("a\n\n", logprobs=llama_cpp)) as (url, _):
         assert write(url, log_likelihood=True)[0].log_likelihood == -1.75
-    with serve(lambda _: said("a\n\n", logprobs=None)) as (url, _), pytest.raises(PolicyError, match="--prm-weight 1"):
+    with (
+        serve(lambda _: said("a\n\n", logprobs=None)) as (url, _),
+        pytest.raises(PolicyError, match="--set prm_weight=1"),
+    ):
         write(url, log_likelihood=True)
 
 
@@ -209,7 +212,7 @@ def test_half_a_character_can_be_sent_back() -> None:
 @pytest.mark.parametrize("models", [{}, {"data": [1]}, {"data": [{"name": "x"}]}, {"data": {"id": "x"}}])
 def test_a_server_that_names_its_models_strangely(models: Any) -> None:
     with serve(lambda _: said("a"), models) as (url, _), pytest.raises(ServerError, match="not a list of models"):
-        open_policy(PolicySettings(f"openai:{url}", patience=QUICK))
+        open_policy(PolicySettings(f"openai:{url}", retry=QUICK))
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -240,9 +243,9 @@ def test_a_broken_server_gives_a_plain_error(answer: Answer, message: str) -> No
 
 
 def test_a_hanging_server_times_out() -> None:
-    over, patience = threading.Event(), RetryPolicy(timeout=0.4, retries=3, backoff=0.01)
+    over, retry = threading.Event(), RetryPolicy(timeout=0.4, retries=3, backoff=0.01)
     with serve(lambda _: (over.wait(300), said("a"))[1]) as (url, _):
-        policy = OpenAiPolicy(url, model="m", retry=patience)
+        policy = OpenAiPolicy(url, model="m", retry=retry)
         with pytest.raises(ServerError, match=r"no answer within 0.4 seconds \(4 tries\)"):
             policy.write([StepRequest("p", 0, 9)], Sampling())
         policy.close()
@@ -303,14 +306,14 @@ def test_requests_run_together_within_the_limit() -> None:
 def test_open_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with serve(lambda _: said("a\n\n")) as (url, asked):
-        policy = open_policy(PolicySettings(f"openai:{url}", Prompting(template="none"), patience=QUICK))
+        policy = open_policy(PolicySettings(f"openai:{url}", Prompting(template="none"), retry=QUICK))
         assert policy.prompt("1 + 1?") == "1 + 1?\n\n"
         policy.write([StepRequest("p", 0, 4)], Sampling())
         policy.close()
         assert asked[0]["model"] == "only-one"
         assert asked[0]["authorization"] is None
-        with pytest.raises(PolicyError, match="--tokenizer"):
-            open_policy(PolicySettings(f"openai:{url}", patience=QUICK))
+        with pytest.raises(PolicyError, match="-P tokenizer="):
+            open_policy(PolicySettings(f"openai:{url}", retry=QUICK))
     for wrong in ("gpt", "hf:", "vllm:x"):
         with pytest.raises(Exception, match="is not a policy"):
             open_policy(wrong)

@@ -128,7 +128,7 @@ def test_a_spent_budget_is_no_error_of_ours(tmp_path: Path) -> None:
     with served(tmp_path, judged, critic={"budget_tokens": 15}) as server:
         refused = server.post("/v1/steps", {"items": [ITEM]})
         assert refused.status_code == 503
-        assert "--budget-tokens 15 are spent" in refused.json()["error"]["message"]
+        assert "the token budget is spent" in refused.json()["error"]["message"]
 
 
 def test_unjudged_steps_are_not_too_long(tmp_path: Path) -> None:

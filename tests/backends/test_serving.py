@@ -46,7 +46,7 @@ def solve(policy: Policy) -> list[list[Written]]:
 
 
 def test_greedy_texts_equal_the_local_policy(served: Served) -> None:
-    settings = PolicySettings(f"openai:{served.url}", model=str(served.model), patience=RetryPolicy(timeout=300))
+    settings = PolicySettings(f"openai:{served.url}", model=str(served.model), retry=RetryPolicy(timeout=300))
     remote = open_policy(settings)
     local = open_policy(f"hf:{served.model}")
     assert [remote.prompt(p) for p in SOLVED] == [local.prompt(p) for p in SOLVED]
@@ -68,7 +68,7 @@ def test_a_search_survives_its_server(served: Served, tmp_path: Path) -> None:
     command = [
         "search", "--policy", f"openai:{served.url}", "-P", f"model={served.model}", "--task", str(task), "--method",
         "greedy", "--out", str(tmp_path / "out"), "--set", "at_once=1", "-P", "concurrency=2", "-P", "retries=1",
-        "--set", "policy.patience.backoff=0.1", "--set", "judges=1",
+        "--set", "policy.retry.backoff=0.1", "--set", "judges=1",
     ]  # fmt: skip
     journal = tmp_path / "out" / "journal" / "n1.jsonl"
     run, found_before = SearchEngine.run, []

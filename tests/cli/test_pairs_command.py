@@ -28,9 +28,9 @@ def prism(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 BAD_INPUTS = {
     "not JSON": (f"{GOOD}hello\n", "in.jsonl:2: not JSON", "'hello'; each line must be one record"),
-    "truncated last line": (GOOD + GOOD[:30], "in.jsonl:2: the last line is cut short", "copied completely?"),
+    "truncated last line": (GOOD + GOOD[:30], "in.jsonl:2: the last line is truncated", "copied completely?"),
     "missing field": ('{"problem": "p", "steps": ["a"], "label": 0}\n{"problem": "p", "label": 0}\n',
-                      "in.jsonl:2: Object missing required field `steps`", "correct the record"),
+                      "in.jsonl:2: Object missing required field `steps`", "fix the record"),
     "rating outside the scale": (PRM800K, "in.jsonl:1: rating 2 is not one of -1, 0, 1, null", "'a'"),
     "label outside the scale": (GOOD.replace("-1", "5"), "in.jsonl:1: label 5 is not the index of one of 3 steps", ""),
     "empty text": (GOOD.replace("b = 2", " "), "in.jsonl:1: step 2 has an empty text", "every step needs one"),
@@ -59,7 +59,7 @@ def test_wrong_format_names_the_right_one(
     (tmp_path / "in.jsonl").write_text(GOOD)
     arguments = ("pairs", tmp_path / "in.jsonl", "--format", "prm800k", "--out", tmp_path / "out")
     assert prism(monkeypatch, *arguments) == 2
-    assert "It looks like process-labels: give --format process-labels." in capsys.readouterr().err
+    assert "It looks like process-labels: use --format process-labels." in capsys.readouterr().err
 
 
 def test_empty_folder_and_unreadable_gzip(
@@ -69,7 +69,7 @@ def test_empty_folder_and_unreadable_gzip(
     assert prism(monkeypatch, "pairs", tmp_path / "empty", "--out", tmp_path / "out") == 2
     assert "empty: nothing to read; no file ends in .jsonl" in capsys.readouterr().err
     torn = gzip.compress(GOOD.encode() * 5000)[:-40]
-    for content, said in ((b"plain text", ":1: the last line is cut short"), (torn, ": cannot be unpacked as gzip")):
+    for content, said in ((b"plain text", ":1: the last line is truncated"), (torn, ": cannot be unpacked as gzip")):
         (tmp_path / "a.jsonl.gz").write_bytes(content)
         assert prism(monkeypatch, "pairs", tmp_path / "a.jsonl.gz", "--out", tmp_path / "out") == 2
         assert f"a.jsonl.gz{said}" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_a_recipe_is_a_text(tmp_path: Path, data: bytes) -> None:
 
 def test_lines_that_are_arrays_are_no_array_of_records(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'["q", "a"]\n["r", "b"]\n')
-    with pytest.raises(PrismError, match=r"a\.jsonl: not one JSON array .* each line one record"):
+    with pytest.raises(PrismError, match=r"a\.jsonl: not one JSON array .* one record per line"):
         list(read_trees(tmp_path / "a.jsonl"))
 
 

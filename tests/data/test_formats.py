@@ -185,7 +185,7 @@ def test_prmbench_items_and_twins(tmp_path: Path) -> None:
 
 def test_plain_solutions_need_the_flag(tmp_path: Path) -> None:
     record = {"problem": "p", "solution": "a\n\nb", "answer": "2", "id": 5}
-    with pytest.raises(DataError, match="`prism score` and `prism pairs` cut it into steps with --split-steps"):
+    with pytest.raises(DataError, match=r"split it into steps with --set read\.split_steps=true"):
         read_one(tmp_path, record)
     tree = read_one(tmp_path, record, split_steps=True)
     assert tree == StepTree.chain("p", ["a", "b"], name="5", answer="2", ended=True)
@@ -200,7 +200,7 @@ def test_a_pool_is_not_a_solution(tmp_path: Path, field: str) -> None:
     plain, pool = {"problem": "p", "answer": "a"}, {"problem": "p", "answer": "2", field: ["a\n\nb", "c"]}
     with pytest.raises(DataError, match=f"a pool: `{field}` lists several solutions. `prism rerank` reads it") as found:
         read_one(tmp_path, pool)
-    assert "--split-steps" not in str(found.value)
+    assert "split_steps" not in str(found.value)
     file = tmp_path / "records.jsonl"
     file.write_text(f"{json.dumps(plain)}\n{json.dumps(pool)}\n")
     with pytest.raises(DataError, match=rf"records.jsonl:2: this is a pool: `{field}`"):
@@ -211,7 +211,7 @@ def test_steps_without_labels_can_be_scored_and_not_paired(tmp_path: Path) -> No
     file = tmp_path / "records.jsonl"
     for record in ({"problem": "p", "steps": ["a", "b"], "id": 7}, {"prompt": "p", "completions": ["a", "b"]}):
         file.write_text(json.dumps(record))
-        ((_, draft),) = Reader([file], unlabelled=True).drafts()
+        ((_, draft),) = Reader([file], unlabeled=True).drafts()
         assert draft.tree(0) == StepTree.chain("p", ["a", "b"], name=str(record.get("id", "")))
         with pytest.raises(DataError, match="in no known format"):
             list(read_trees(file))
@@ -219,9 +219,9 @@ def test_steps_without_labels_can_be_scored_and_not_paired(tmp_path: Path) -> No
             list(Reader([file]).drafts())
     file.write_text(json.dumps({"prompt": "p", "completions": ["a\n\nb", "c"], "answer": "2"}))
     with pytest.raises(DataError, match="this is a pool: `completions`"):
-        list(Reader([file], unlabelled=True).drafts())
+        list(Reader([file], unlabeled=True).drafts())
     file.write_text(json.dumps({"problem": "p", "steps": ["a", "b"], "label": 1}))
-    ((_, draft),) = Reader([file], unlabelled=True).drafts()
+    ((_, draft),) = Reader([file], unlabeled=True).drafts()
     assert draft.labels == [1.0, 0.0], "labels that are there are read"
 
 

@@ -66,7 +66,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_inputs_are_kept(act: Callable[[], object], folder: Path) -> None:
     before = contents(folder)
-    with pytest.raises(ConfigError, match="is an input, and would be lost; name another --out"):
+    with pytest.raises(ConfigError, match="is an input and would be overwritten; name another --out"):
         act()
     assert contents(folder) == before
     assert SCORER.calls == []

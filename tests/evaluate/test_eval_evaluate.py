@@ -233,7 +233,7 @@ def test_the_example_is_the_wrong_step_that_scores_highest(tmp_path: Path) -> No
 
 def test_without_data_the_hub_is_asked_and_its_absence_is_said() -> None:
     """Tests run without a network; the message must name the dataset and the way out."""
-    with pytest.raises(DataError, match=r"Qwen/ProcessBench.*give a local file"):
+    with pytest.raises(DataError, match=r"Qwen/ProcessBench.*name a local file"):
         read_benchmark("processbench", [])
 
 

@@ -92,7 +92,7 @@ def read_all(path: Path) -> dict[str, Callable[[], Any]]:
         "pairs": lambda: (list(iter_pairs(path)), read_pairs(path, split="train").num_rows),
         "scores": lambda: scores_of_trees(read_scores(path), TREES),
         "pool": lambda: read_pool(path).content_hash(),
-        "records": lambda: [draft.tree(0) for _, draft in Reader([path], unlabelled=True).drafts()],
+        "records": lambda: [draft.tree(0) for _, draft in Reader([path], unlabeled=True).drafts()],
         "split": lambda: check_split(path, "train"),
         "steps": lambda: read_steps(path),
         "store": stored,

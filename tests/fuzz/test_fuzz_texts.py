@@ -130,8 +130,8 @@ def served() -> Iterator[tuple[OpenAiPolicy, list[Said]]]:
         ((status, headers, data),) = said
         return httpx.Response(status, headers=headers, stream=httpx.ByteStream(data))
 
-    patience = RetryPolicy(timeout=30, retries=0, backoff=0)
-    policy = OpenAiPolicy("http://localhost:1/v1", model="m", retry=patience, log_likelihood=True)
+    retry = RetryPolicy(timeout=30, retries=0, backoff=0)
+    policy = OpenAiPolicy("http://localhost:1/v1", model="m", retry=retry, log_likelihood=True)
     policy.server._client = httpx.AsyncClient(transport=httpx.MockTransport(respond))
     yield policy, said
     policy.close()

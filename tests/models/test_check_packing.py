@@ -46,7 +46,7 @@ PUBLISHED = [
 
 @pytest.fixture(autouse=True)
 def no_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_VERDICTS", {})
+    monkeypatch.setattr(trial, "_CHECKED", {})
 
 
 def unread(config: Any, attn: str = "sdpa") -> PrmModule:
@@ -147,9 +147,7 @@ def test_a_config_that_cannot_be_cut_is_an_error_that_says_so(monkeypatch: pytes
 
     module = unread(LlamaConfig())
     monkeypatch.setattr(LlamaConfig, "__init__", strict)
-    with pytest.raises(
-        PrismError, match=r"llama: .*it cannot be tried out \(ValueError: hidden_size must be a multiple"
-    ):
+    with pytest.raises(PrismError, match=r"llama: .*it cannot be tested \(ValueError: hidden_size must be a multiple"):
         check_packing(module)
 
 
@@ -172,7 +170,7 @@ def test_refusals_say_what_differs_and_the_way_out(tiny_lm: Callable[..., Path])
     with pytest.raises(
         PrismError,
         match=r"stablelm: this architecture cannot be packed with attn='sdpa', .*: 18 of 18 steps have other "
-        r"hidden states than in plain sequences; the first, 14 tokens long .*Take a model of another architecture",
+        r"hidden states than in plain sequences; the shortest path has 14 tokens .*Use a model of another architecture",
     ):
         check_packing(unread(StableLmConfig()))
     with pytest.raises(PrismError, match="stablelm: this architecture cannot be packed"):
@@ -186,7 +184,7 @@ def test_what_only_flex_attention_can_is_said() -> None:
     with pytest.raises(PrismError, match=r"gemma2: this architecture cannot be scored in sessions: .*does not support"):
         check_session(module)
     module = unread(Gemma2Config(), "eager")  # becomes SDPA
-    with pytest.raises(PrismError, match=r"attn='sdpa', .*Gemma2Model does not support.*\. With attn='flex' it can"):
+    with pytest.raises(PrismError, match=r"attn='sdpa', .*Gemma2Model does not support.*\. It works with attn='flex'"):
         check_packing(module)
 
 

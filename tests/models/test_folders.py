@@ -287,5 +287,5 @@ def test_names_of_classes_that_say_nothing(
     [message] = caplog.messages
     assert message == (
         f"{tmp_path}: its labels {names[0]!r} and {names[1]!r} do not say which one is a right step; the second is "
-        'taken for it. Otherwise set id2label in config.json to {"0": "right", "1": "wrong"}.'
+        'used. If it is the first, set id2label in config.json to {"0": "right", "1": "wrong"}.'
     )

@@ -116,7 +116,7 @@ def test_scores_go_on_where_nothing_can_be_kept(
     for _ in range(2):
         assert_same_scores(prm, other, COMB)
         other.fill_cache([COMB], [range(len(COMB.nodes))])
-    assert caplog.text.count("no more activations can be cached") == 1
+    assert caplog.text.count("cannot cache more activations") == 1
 
 
 def test_another_kind_of_lower_layer_has_another_folder(tiny_prm: Tiny) -> None:
@@ -191,7 +191,7 @@ def test_shards_of_other_processes_and_other_models_are_seen_while_working(tmp_p
     assert_same_scores(prm, second, chains[0])
     for one in (first, second, foreign):
         assert one.cache is not None
-        one.cache._find_new()
+        one.cache._find_new_shards()
         assert one.cache._bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
 
 

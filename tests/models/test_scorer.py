@@ -244,7 +244,7 @@ def test_compat_reads_one_token_earlier(tiny_lm: Callable[..., Path], tmp_path: 
     expected = separate_scores(prm, COMB).numpy(force=True)
     np.testing.assert_allclose(prm.score_trees([COMB])[0].log_odds_NO, expected, atol=1e-6)
     assert load_prm(tmp_path / "prm").model_hash() != prm.model_hash()
-    with pytest.raises(PrismError, match="the compat reading of 'reasoneval' needs two"):
+    with pytest.raises(PrismError, match="'reasoneval' with compat=True needs two"):
         prm.score("What?", ["then"])
 
 

@@ -85,7 +85,7 @@ def test_unknown_characters_are_counted_and_said(
     for _ in range(2):
         assert len(lossy.score("an x?", ["x ≠ 1", "y é ⇒ 日"])) == 2
     assert [said for said in warnings(caplog) if "cannot read" in said] == [
-        "the tokenizer cannot read '≠': what it does not know is left out of what is scored"
+        "the tokenizer cannot read '≠'; scores ignore what it does not know"
     ], "logged once"
     (tmp_path / "s.jsonl").write_text(json.dumps({"problem": "é", "steps": ["y ≠ 2"]}) + "\n")
     score_files(lossy, tmp_path / "s.jsonl", tmp_path / "s.parquet")

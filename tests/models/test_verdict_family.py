@@ -86,7 +86,7 @@ def test_a_broken_chat_template_is_one_line(
 ) -> None:
     shutil.copytree(tiny_lm("llama"), tmp_path / "lm")
     (tmp_path / "lm" / "chat_template.jinja").write_text(template)
-    message = rf"^{tmp_path}/lm: its chat template fails \({re.escape(reason)}.*\); correct"
+    message = rf"^{tmp_path}/lm: its chat template fails \({re.escape(reason)}.*\); fix"
     with pytest.raises(ModelError, match=message):
         init_prm(tmp_path / "lm", family="verdict")
     with pytest.raises(ModelError, match="its chat template fails"):

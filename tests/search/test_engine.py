@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prism_prm import init_prm
-from prism_prm.backends.decode import Kept
+from prism_prm.backends.decode import CachedPrefix
 from prism_prm.backends.hf import HfPolicy
 from prism_prm.backends.policy import Sampling, open_policy
 from prism_prm.lab.world.build import world_settings
@@ -89,7 +89,7 @@ def test_a_beam_that_is_dropped_frees_its_memory(policy: HfPolicy, prm: Any, pro
     for event in SearchEngine(policy, prm, settings).run(problems[:1]):
         if isinstance(event, RoundStats):
             gc.collect()
-            most.append(sum(type(kept) is Kept for kept in gc.get_objects()))
+            most.append(sum(type(kept) is CachedPrefix for kept in gc.get_objects()))
     gc.unfreeze()
     # One beam: the context and step of each of its ancestors, and the 32 candidates of this round.
     assert len(most) > 2
@@ -115,7 +115,7 @@ def test_only_new_tokens_are_computed(policy: HfPolicy, prm: Any, problems: list
     assert policy.num_read == prompts + rounds, "one beam per problem: one token per further step"
     assert sessions[0].num_tokens == 0
     gc.collect()
-    assert not [kept for kept in gc.get_objects() if type(kept) is Kept], "the policy's key/values are freed"
+    assert not [kept for kept in gc.get_objects() if type(kept) is CachedPrefix], "the policy's key/values are freed"
     assert sum(one.tokens for one in stats) == sum(entry.policy_tokens for entry in found)
     assert 0 < max(one.best for one in stats if one.best == one.best) < 1
 

@@ -213,7 +213,7 @@ def test_programs_without_a_sandbox_are_warned_of(tmp_path: Path) -> None:
     (tmp_path / "task.jsonl").write_text(json.dumps({**OWN, "public_tests": []}))
     _, said, _ = label(str(tmp_path / "task.jsonl"), tmp_path / "out", lambda some: [False] * len(some), sandbox="none")
     bare = "1 of 1 code problems have no public tests: votes cannot tell programs apart."
-    warning = "Warning: programs ran WITHOUT a sandbox (--sandbox none): they could do whatever you may do."
+    warning = "Warning: programs ran WITHOUT a sandbox (sandbox=none): they could do whatever you may do."
     assert said == [bare, warning]
     page = (tmp_path / "out" / "report.md").read_text()
     assert bare in page
@@ -235,7 +235,7 @@ def test_two_models_of_one_server_are_two_policies(tmp_path: Path) -> None:
         first = replace(plain, name=f"openai:{url}")
         recipe = LabelRecipe(task=str(tmp_path / "task.jsonl"), policy=first, label=settings, second_policy=first.name)
         with pytest.raises(
-            PrismError, match=r"serves a, b; choose one with --model \(of a second policy: --second-model"
+            PrismError, match=r"serves a, b; choose one with -P model=NAME \(for a second policy: --set second_model="
         ):
             label_task(recipe, tmp_path / "out", judges=1)
         metrics = label_task(replace(recipe, second_model="b"), tmp_path / "out", judges=1)

@@ -301,7 +301,7 @@ def test_answers_from_a_task(pool: Path, tmp_path: Path) -> None:
         (["-n", "1,x"], ConfigError, "-n 1,x: each of the list must be a whole number"),
         (["-n", "6"], ConfigError, "no problem of this pool has more than 5 solutions"),
         (["--aggregators", ","], ConfigError, "no aggregator is named. Known: last, min"),
-        (["--set", "extract=box"], ConfigError, "Unknown ways to extract an answer"),
+        (["--set", "extract=box"], ConfigError, "Unknown methods to extract an answer"),
         (["--prm", "a=x", "--prm", "a=y"], ConfigError, "Two PRMs are called 'a'"),
         (["--prm", "a=x"], ModelError, "x: there is no such model folder"),
         (["--scores", "none.parquet"], DataError, "none.parquet: no such file or folder"),

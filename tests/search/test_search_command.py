@@ -245,7 +245,7 @@ def test_answers_under_a_name_of_your_own(command: list[str], task: Path, tmp_pa
     gold = tmp_path / "gold.jsonl"
     gold.write_text(task.read_text().replace('"answer"', '"gold"'))
     command[command.index(str(task))] = str(gold)
-    with pytest.raises(DataError, match=r"gold\.jsonl:1: no reference answer .*--answer-field gold"):
+    with pytest.raises(DataError, match=r"gold\.jsonl:1: no reference answer .*--set answer_field=gold"):
         CliRunner().invoke(app, [*command, "--method", "greedy"], catch_exceptions=False)
     out = run([*command, "--method", "greedy", "--limit", "2", "--set", "answer_field=gold"])
     answers = [json.loads(line)["gold"] for line in gold.read_text().splitlines()]
@@ -271,7 +271,7 @@ def test_a_recipe_with_overrides(command: list[str], tmp_path: Path) -> None:
         (["--method", "sample", "--select", "argmax"], "needs a PRM's scores"),
         (["--method", "sample", "-n", "x"], "-n x: each of the list must be a whole number"),
         (["--method", "sample", "--set", "search.temprature=1"], "Did you mean search.sampling.temperature?"),
-        (["--method", "sample", "-P", "user=solve it"], "must have {problem} in it"),
+        (["--method", "sample", "-P", "user=solve it"], "must contain {problem}"),
     ],
 )
 def test_wrong_options(more: list[str], message: str, command: list[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prism_prm import PRM, StepTree
 from prism_prm.models import prefix_cache, session
-from prism_prm.models.prefix_cache import Found, PrefixCache, merge_encoded, merge_trees, score_merged
+from prism_prm.models.prefix_cache import CachedScores, PrefixCache, merge_encoded, merge_trees, score_merged
 from prism_prm.models.prm import score_encoded
 from prism_prm.tree import Step
 from serving_prms import running
@@ -75,7 +75,7 @@ def chain(prm: PRM, *steps: str, problem: str = "x?") -> Any:
     return prm.encode_tree(StepTree.chain(problem, steps))
 
 
-def score(cache: PrefixCache, *asked: Any) -> list[Found]:
+def score(cache: PrefixCache, *asked: Any) -> list[CachedScores]:
     """What is found for trees that the cache can hold."""
     return [one for one in cache.score(asked) if one is not None]
 
@@ -194,7 +194,7 @@ def test_the_memory_for_texts_is_bounded(tiny_prm: Any) -> None:
     from prism_prm.models.families.base import TextEncoder
 
     tokenizer = tiny_prm("qwen", "qwen2").family.text.tokenizer
-    text = TextEncoder(tokenizer, remembered=100_000)
+    text = TextEncoder(tokenizer, cache_bytes=100_000)
     texts = [f"Let x be {i}." for i in range(1000)]
     right = [text._plain(one) for one in texts]
     assert [text.plain(one) for one in texts] == right

@@ -125,7 +125,7 @@ def test_vllm_gets_ids_of_our_layout(qwen: tuple[str, Path, PRM]) -> None:
 def test_check_finds_another_model(server: Running, qwen: tuple[str, Path, PRM]) -> None:
     url, folder, _ = qwen
     assert load_prm(f"prism:{server.url}#owner/prism", local=example_folder("prism"), check=True).model == "owner/prism"
-    with pytest.raises(ModelError, match=r"differ by .* Is it the same model"):
+    with pytest.raises(ModelError, match=r"differ by .* Serve the same model"):
         load_prm(f"prism:{server.url}#base", local=folder, check=True)
     with pytest.raises(ConfigError, match="name its local copy"):
         load_prm(f"vllm:{url}", check=True)
@@ -134,7 +134,7 @@ def test_check_finds_another_model(server: Running, qwen: tuple[str, Path, PRM])
 @pytest.mark.parametrize("scheme", ["prism", "vllm"])
 def test_which_model(scheme: str, server: Running) -> None:
     for place in (f"{scheme}:{server.url}", f"{scheme}:{server.url}#nosuch"):
-        with pytest.raises(ConfigError, match="name one of base, owner/prism behind a #"):
+        with pytest.raises(ConfigError, match="name one of base, owner/prism after a #"):
             load_prm(place)
 
 
@@ -152,7 +152,7 @@ def test_rows_of_vllm_are_counted(qwen: tuple[str, Path, PRM]) -> None:
         (lambda ids: [[0.25, 0.75] if token == tag else [0.5, 0.5] for token in ids], None),
         (lambda _: [], rf"0 rows for 2 steps. Start vLLM .*step_tag_id.*{tag}"),
         (lambda ids: [[0.25, 0.75]] * (ids.count(tag) + 1), "3 rows for 2 steps"),
-        (lambda ids: [[2.0, -1.0]] * ids.count(tag), "no probabilities"),
+        (lambda ids: [[2.0, -1.0]] * ids.count(tag), "does not hold probabilities"),
         (lambda ids: [0.5] * ids.count(tag), "not .P.wrong., P.right.."),
     ]
     for rows, message in cases:
@@ -277,7 +277,7 @@ def test_other_weights_are_an_error() -> None:
         prm = load_prm(f"prism:{url.removesuffix('/v1')}", prm_retries=3)
         assert prm.score("p", ["s"]) == pytest.approx([1 / (1 + math.exp(-1.0))])
         said["model_hash"] = "other"
-        with pytest.raises(ModelError, match=r"'m' has other weights than at the beginning \(other instead of h\)"):
+        with pytest.raises(ModelError, match=r"the weights of 'm' have changed \(other instead of h\)"):
             prm.score("p", ["s"])
         assert len(asked) == 2, "asking again is idle"
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from launching import together
 from prism_prm import init_prm, load_prm
 from prism_prm.config import from_mapping
-from prism_prm.data.pair_examples import Examples, labelled_steps
+from prism_prm.data.pair_examples import Examples, labeled_steps
 from prism_prm.losses import Objective
 from prism_prm.train.batches import RowLimits, batch_maker
 from prism_prm.train.loop import TrainingRound
@@ -87,7 +87,7 @@ def write_bases(root: Path) -> None:
 @cache
 def examples(on: str) -> Examples:
     pairs = random_examples(num_trees=4, steps=3)
-    return pairs if on == "pairs" else labelled_steps(pairs.trees)
+    return pairs if on == "pairs" else labeled_steps(pairs.trees)
 
 
 def train(root: Path, out: Path, case: Case, accelerator: Accelerator) -> None:

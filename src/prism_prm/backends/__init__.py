@@ -1,1 +1,1 @@
-"""What writes or judges steps behind one interface: policies, critics, PRMs here or behind a server."""
+"""Policies, critics, and local or remote PRMs."""

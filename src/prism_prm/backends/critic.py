@@ -1,7 +1,7 @@
-"""`Critic`: a scorer of steps that asks a model in words.
+"""`Critic`: a scorer that asks a language model to judge steps in words.
 
 A verdict combines votes. A vote is one turn of the critic: one request per stage of the format, with code run in
-between if that is allowed. A vote without a verdict is drawn again.
+between if that is allowed. A vote without a verdict is redrawn.
 """
 
 from __future__ import annotations
@@ -51,61 +51,61 @@ T = TypeVar("T")
 SURE = 30.0
 """The log-odds of a unanimous vote, whose probability is 0 or 1."""
 CHARGED_TOGETHER = 100
-"""At most this many requests share a line in the ledger's file: what a killed process may not have charged."""
+"""At most this many requests share a line in the ledger's file; a killed process may leave that many uncharged."""
 PROBE = "Answer with the word"
 LIMITS = Limits(cpu=5.0, wall=10.0)
-"""5 seconds, as in GenPRM's own code."""
+"""5 seconds, as in GenPRM's code."""
 MOST_SHOWN = 4000
-"""Characters of output that a critic is shown."""
+"""The maximum number of characters of output to show to a critic."""
 STOPPED = {
     "timeout": "The code ran out of time.",
     "memory": "The code ran out of memory.",
     "output": "The code printed too much.",
 }
-"""What the critic is told of code that had to be stopped."""
+"""Messages to the critic about code that had to be stopped."""
 _CODE = re.compile(r"```python\s*(.*?)\s*```", re.DOTALL)
 
 
 class BudgetError(PrismError):
-    """The tokens that a command may spend are spent."""
+    """The token budget of a command is spent."""
 
 
 class CriticError(PrismError):
-    """An answer without a verdict, where every answer must have one."""
+    """An answer without a verdict, with `on_missing="error"`."""
 
 
 class StopError(Exception):
-    """The call is over; why is in `CriticCall.problem`."""
+    """Ends a call; `CriticCall.problem` has the reason."""
 
 
 class CriticBackend(Protocol):
-    """A model that can be asked."""
+    """A local or served model that answers questions."""
 
     name: str
     model: str
     kind: str
     primes: bool
-    """Whether it continues a turn that was begun for it."""
+    """Whether it can continue the assistant's turn."""
 
     @property
     def num_retries(self) -> int:
-        """Requests that were retried."""
+        """The number of retried requests."""
 
     def identity(self) -> str:
-        """What decides its replies, as far as it can be seen."""
+        """Identify what determines the replies, as far as it is visible."""
 
     def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """The results of all, in order."""
+        """Run coroutines together; returns their results in order."""
 
     async def ask(self, question: CriticQuestion) -> Reply:
-        """One reply."""
+        """Send one question."""
 
     def close(self) -> None:
         """Close connections."""
 
 
 class Critic(Scorer):
-    """Scores steps by a critic's verdicts; usable wherever a PRM is. `run_code` runs the code that it writes."""
+    """Scores steps by a critic's verdicts; usable like a PRM. `run_code` runs the code that the critic writes."""
 
     on_too_long = "skip"
 
@@ -130,70 +130,72 @@ class Critic(Scorer):
         self.by_log_probability = False
         """Whether verdicts are read from the labels' log-probabilities."""
         if format.reads == "label" and settings.log_probabilities == "auto":
-            # Asked once, and not kept, since another server may serve the same model. Verdicts are read from tokens, so
-            # a label must be one token; the longer one is less likely to be.
+            # Sent once and not stored, because another server may serve the same model. Verdicts are read from tokens,
+            # so a label must be one token; the longer label is less likely to be one.
             label = max(format.label.yes, format.label.no, key=len)
             probe = CriticQuestion((("user", f"{PROBE} {label}."),), "", "", 0.0, 1.0, 0, 1, (), True, "probe")
-            call = CriticCall(self, keeps=False)
+            call = CriticCall(self, stores=False)
             (reply,) = call.run([call.ask(probe)])
             self.by_log_probability = reply.tokens is not None and not (
                 reply.tokens and is_part(reply.tokens[0].token, label)
             )
         if self.by_log_probability and format.is_direct:
-            # The verdict is read and not drawn, so one answer is all of them.
+            # The verdict is read from probabilities, not sampled, so one answer is enough.
             self.votes, self.temperature, self.top_p = 1, 0.0, 1.0
         else:
-            usual = format.sampling
-            self.votes = settings.votes or usual.votes
-            default = usual.temperature_of_votes if self.votes > 1 and usual.temperature_of_votes else usual.temperature
-            self.temperature = default if settings.temperature is None else settings.temperature
-            self.top_p = settings.top_p or usual.top_p
+            defaults = format.sampling
+            self.votes = settings.votes or defaults.votes
+            of_votes = defaults.temperature_of_votes if self.votes > 1 else None
+            temperature = of_votes or defaults.temperature
+            self.temperature = temperature if settings.temperature is None else settings.temperature
+            self.top_p = settings.top_p or defaults.top_p
             if self.votes > 1 and not self.temperature:
                 raise ConfigError(
-                    f"--votes {self.votes} at temperature 0 gives the same answer {self.votes} times; give "
-                    "--critic-temperature"
+                    f"-C votes={self.votes} at temperature 0 gives the same answer {self.votes} times; set "
+                    "-C temperature=…"
                 )
         self.redraws = settings.redraws if self.temperature else 0  # a greedy answer would be the same
 
-    # --- what it is, and what it has cost ---
+    # --- identity and cost ---
 
     def identity(self) -> str:
-        """The format, the model, and every setting that changes a score."""
-        given = self.settings
+        """Identify the format, the model, and every setting that changes a score."""
+        settings = self.settings
         facts = {
             "format": self.format_identity, "model": self.model, "votes": self.votes,
-            "temperature": self.temperature, "top_p": self.top_p, "max_tokens": given.max_tokens,
-            "on_missing": given.on_missing, "redraws": given.redraws, "primes": self.backend.primes,
+            "temperature": self.temperature, "top_p": self.top_p, "max_tokens": settings.max_tokens,
+            "on_missing": settings.on_missing, "redraws": settings.redraws, "primes": self.backend.primes,
             "log_probabilities": self.by_log_probability, "code": self.run_code is not None,
         }  # fmt: skip
         return f"critic:{json.dumps(facts, sort_keys=True)}"
 
     def summary(self, trees: Iterable[StepTree] | None = None) -> dict[str, Any]:
-        """For metrics.json: how it was asked and what this process has spent; what was read and what was missing, in
-        all replies behind the scores of some trees, or else since it was opened.
+        """Return the entries of metrics.json: settings, cost of this process, and counts of verdicts.
+
+        The counts cover all replies behind the scores of `trees`, or without them all replies of this process.
         """
-        read = {} if trees is None else self._tally(trees).as_json()
+        counts = {} if trees is None else self._tally(trees).as_json()
         return {
             "model": self.backend.model, "format": self.settings.format, "votes": self.votes,
             "by_log_probability": self.by_log_probability, "primed": self.backend.primes,
             "on_missing": self.settings.on_missing, "retried_requests": self.backend.num_retries,
-            **self.ledger.as_json(), **read,
+            **self.ledger.as_json(), **counts,
         }  # fmt: skip
 
     def notes(self) -> list[str]:
-        """How verdicts come about, what was spent and what was missing, in lines."""
-        how = "the labels' log-probabilities" if self.by_log_probability else "what it writes"
-        times = f", mean of {self.votes} answers" if self.votes > 1 else ""
-        primed = "begun for it" if self.backend.primes else "asked for in words, since the server continues no turn"
-        begins = f"; its turn is {primed}" if any(stage.prime for stage in self.format.stages) else ""
-        lines = [f"{self.backend.name}: verdicts from {how}{times}{begins}", *self.ledger.lines()]
+        """Describe how verdicts are read, what was spent and what was missing."""
+        source = "the labels' log-probabilities" if self.by_log_probability else "what it writes"
+        votes = f", mean of {self.votes} answers" if self.votes > 1 else ""
+        primed = "is primed" if self.backend.primes else "is not primed, because the server cannot continue a turn"
+        priming = f"; its turn {primed}" if any(stage.prime for stage in self.format.stages) else ""
+        lines = [f"{self.backend.name}: verdicts from {source}{votes}{priming}", *self.ledger.lines()]
         if self.backend.num_retries:
             lines.append(f"{self.backend.num_retries:,} requests were retried")
         return [f"Critic: {line}" for line in lines]
 
     def charge(self) -> None:
-        """Add to the ledger's file what all requests since the last time have cost, if there were new ones."""
-        with self._charging:  # requests are charged in their own thread, and the end of a call in the caller's
+        """Append the cost of all requests since the last call to the ledger's file, if there were any."""
+        with self._charging:  # called from the requests' thread, and at the end of a call from the caller's
             now, before = self.ledger.as_json(), self.charged
             if now["requests"] != before["requests"]:
                 when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -216,75 +218,75 @@ class Critic(Scorer):
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or only of the wanted ones; unjudged nodes are NaN."""
+        """Score all nodes of each tree, or only the wanted ones; unjudged nodes are NaN."""
         nodes = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
         call = CriticCall(self)
-        with bar_on_stderr("asking the critic", len(trees), shown=progress) as more:
+        with bar_on_stderr("asking the critic", len(trees), shown=progress) as bar:
 
-            def both(done: int, _more: str = "", /) -> None:
+            def report(done: int, _more: str = "", /) -> None:
                 advance(done)
-                more(done)
+                bar(done)
 
-            judged = call.run([call.judge(tree, own, both) for tree, own in zip(trees, nodes, strict=True)])
-        found = []
+            judged = call.run([call.judge(tree, own, report) for tree, own in zip(trees, nodes, strict=True)])
+        scores = []
         for log_odds_NO, own in zip(judged, nodes, strict=True):
             unjudged = tuple(node for node in own if math.isnan(log_odds_NO[node, 0]))
-            found.append(TreeScores(self.outputs, log_odds_NO, unjudged=unjudged))
-        return found
+            scores.append(TreeScores(self.outputs, log_odds_NO, unjudged=unjudged))
+        return scores
 
     def count_tokens(self, tree: StepTree) -> int:
-        """How many tokens were read and written to judge a tree, by the kept replies."""
+        """Count the tokens that were read and written to judge a tree, from the stored replies."""
         return self._tally([tree]).tokens
 
     def _tally(self, trees: Iterable[StepTree]) -> VerdictTally:
-        """What the kept replies say about trees, whichever process asked for them."""
-        call = CriticCall(self, only_kept=True)
+        """Count the verdicts on trees in the stored replies, whichever process requested them."""
+        call = CriticCall(self, only_stored=True)
         call.run([call.judge(tree, range(len(tree.nodes)), ignore) for tree in trees])
         return call.tally
 
 
 @dataclass(eq=False, slots=True)
 class CriticCall:
-    """One call of a critic, such as `score_trees`: equal questions are asked once, within the budget."""
+    """One call of a critic, such as `score_trees`: sends equal questions once, within the budget."""
 
     critic: Critic
-    only_kept: bool = False
-    """Ask nothing, and count apart from the ledger: what is not among the kept replies is left out."""
-    keeps: bool = True
-    """Use and file replies; otherwise every question is asked again."""
+    only_stored: bool = False
+    """Send nothing and count apart from the ledger; questions without a stored reply are left out."""
+    stores: bool = True
+    """Reuse and store replies; otherwise every question is sent again."""
     problem: PrismError | None = None
-    """Why it is over. Requests in flight are still waited for and kept; no new one begins."""
+    """Why the call stops. Requests in flight still finish and are stored; no new one starts."""
     tally: VerdictTally = field(init=False)
     _asking: dict[str, asyncio.Task[Reply]] = field(default_factory=dict)
     _slots: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tally = VerdictTally() if self.only_kept else self.critic.ledger.tally
+        self.tally = VerdictTally() if self.only_stored else self.critic.ledger.tally
         self._slots = asyncio.Semaphore(self.critic.settings.concurrency)
 
     def run(self, coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """All results; then all of the cost is in the ledger's file, and the problem is raised if there is one."""
+        """Run coroutines, write the cost to the ledger's file, and raise the problem if there is one."""
         results: list[T] = []
         try:
             results = self.critic.backend.run(coroutines)
         except StopError:
-            assert self.problem is not None, "who stops says why"
+            assert self.problem is not None, "_stop sets it"
         finally:
-            if not self.only_kept:  # another thread's call may be under way, which charges for itself
+            if not self.only_stored:  # a call of another thread may be running; it charges its own requests
                 self.critic.charge()
         if self.problem is not None:
             raise self.problem
         return results
 
     def _stop(self, problem: PrismError) -> StopError:
-        """The error that ends the call for this reason, unless there was one before."""
+        """Record the reason, unless there is an earlier one, and return the error that ends the call."""
         self.problem = self.problem or problem
         return StopError()
 
     # --- one tree ---
 
     async def judge(self, tree: StepTree, wanted: Sequence[int], advance: Advance) -> np.ndarray:
-        """The log-odds_NO of a tree's nodes; NaN for those that are not wanted, or not judged."""
+        """Compute the log-odds_NO of a tree's nodes; NaN for those not wanted or not judged."""
         log_odds_NO = np.full((len(tree.nodes), len(self.critic.outputs)), np.nan)
         judge = self._judge_solutions if self.critic.reads_whole_solutions else self._judge_nodes
         with contextlib.suppress(StopError):
@@ -294,20 +296,20 @@ class CriticCall:
         return log_odds_NO
 
     async def _judge_solutions(self, tree: StepTree, wanted: Sequence[int]) -> dict[int, tuple[float, ...]]:
-        """Judge each solution (a path to a leaf) once; a step of several solutions takes the verdict of the first."""
+        """Judge each solution (a path to a leaf) once; a step of several solutions gets the verdict of the first."""
         inner, needed = set(tree.parents), set(wanted)
         paths = [tree.path(node) for node in range(len(tree.nodes)) if node not in inner]
         paths = [path for path in paths if needed & set(path)]
         verdicts = await _gather([self._verdict(tree, path) for path in paths])
-        found: dict[int, tuple[float, ...]] = {}
+        judged: dict[int, tuple[float, ...]] = {}
         for path, (rows, _) in zip(paths, verdicts, strict=True):
             for node, row in zip(path, rows, strict=True):
                 if node in needed:
-                    found.setdefault(node, row)
-        return found
+                    judged.setdefault(node, row)
+        return judged
 
     async def _judge_nodes(self, tree: StepTree, wanted: Sequence[int]) -> dict[int, tuple[float, ...]]:
-        """Judge steps one by one; in a conversation, a step after what was written about those before it."""
+        """Judge steps one by one; in a conversation, each step after the replies to earlier ones."""
         tasks: dict[int, asyncio.Task[tuple[Rows, str]]] = {}
         format = self.critic.format
         sees_replies = format.granularity == "step" and "{reply}" in format.history
@@ -319,28 +321,29 @@ class CriticCall:
 
         async def judge(node: int) -> tuple[Rows, str]:
             path = tree.path(node)
-            replies = [(await task(one))[1] for one in path[:-1]] if sees_replies else [""] * (len(path) - 1)
+            replies = [(await task(earlier))[1] for earlier in path[:-1]] if sees_replies else [""] * (len(path) - 1)
             return await self._verdict(tree, path, replies)
 
         verdicts = await _gather([task(node) for node in wanted])
         return {node: rows[0] for node, (rows, _) in zip(wanted, verdicts, strict=True)}
 
     async def _verdict(self, tree: StepTree, path: Sequence[int], replies: Sequence[str] = ()) -> tuple[Rows, str]:
-        """The verdict of all votes on all steps of a path at once, or on its last step after the turns about the
-        others; and the first critique, which later turns see.
+        """Combine all votes on a path (all its steps, or in a conversation the last one) into a verdict.
+
+        Also returns the first critique, which later turns see.
         """
         critic, format = self.critic, self.critic.format
-        system = format.filled(format.system, problem=tree.problem)
+        system = format.fill(format.system, problem=tree.problem)
         turns: list[Turn] = [("system", system)] if system else []
         if format.granularity == "step":
             for at, node in enumerate(path):
                 text, step = format.later if at else format.first, tree.nodes[node].text
-                turns.append(("user", format.filled(text, problem=tree.problem, step=step, number=at + 1, index=at)))
+                turns.append(("user", format.fill(text, problem=tree.problem, step=step, number=at + 1, index=at)))
                 if at < len(replies):
-                    turns.append(("assistant", format.filled(format.history, reply=replies[at])))
+                    turns.append(("assistant", format.fill(format.history, reply=replies[at])))
         else:
             solution = format.solution(tree.texts(path))
-            turns.append(("user", format.filled(format.user, problem=tree.problem, solution=solution)))
+            turns.append(("user", format.fill(format.user, problem=tree.problem, solution=solution)))
         votes = await _gather([self._vote(tuple(turns), len(path), vote) for vote in range(critic.votes)])
         num_rows = len(path) if format.granularity == "solution" else 1
         used: list[Rows] = []
@@ -348,26 +351,25 @@ class CriticCall:
         for reading, text in votes:
             if isinstance(reading, Reading):
                 used.append(reading.rows)
-            elif on_missing == "error" and not self.only_kept:
-                by_words = ", read verdicts from words alone (--critic-logprobs off)" * critic.by_log_probability
+            elif on_missing == "error" and not self.only_stored:
+                or_words = ", read verdicts from words alone (-C log_probabilities=off)" * critic.by_log_probability
                 raise self._stop(
                     CriticError(
                         f"{critic.backend.name}: solution {tree.name or tree.tree_id}, step {len(path)}: an answer has "
-                        f"no verdict ({reading}; drawn again {critic.redraws} times). It ends with "
-                        f"{shown(text[-60:])}. Count such answers as wrong (--on-missing wrong), leave them out "
-                        f"(--on-missing skip){by_words}, or choose another --critic or --critic-max-tokens. All "
-                        "replies are kept."
+                        f"no verdict ({reading}; redrawn {critic.redraws} times). It ends with {shown(text[-60:])}. "
+                        f"Count such answers as wrong (-C on_missing=wrong), leave them out (-C on_missing=skip)"
+                        f"{or_words}, or change -C format=… or -C max_tokens=…. All replies are stored."
                     )
                 )
             elif on_missing == "wrong" and format.reads == "index":
                 used.append(rows_of_index(0, num_rows))
-            elif on_missing == "wrong":  # and redundant
+            elif on_missing == "wrong":  # also redundant
                 used.append(((0.0, *[1.0] * (len(format.outputs) - 1)),) * num_rows)
         rows: Rows = ((math.nan,) * len(format.outputs),) * num_rows
         if used and format.reads != "index":
             rows = tuple(map(tuple, np.mean(used, axis=0).tolist()))
-        elif used:  # the most frequent index, as published, and of equally frequent ones the first
-            indices = [next((i for i, (p,) in enumerate(one) if p < 0.5), -1) for one in used]
+        elif used:  # as published: the most frequent index, on a tie the first
+            indices = [next((i for i, (p,) in enumerate(vote) if p < 0.5), -1) for vote in used]
             index, count = Counter(indices).most_common(1)[0]
             rows = rows_of_index(index, num_rows, count / len(indices))
         return rows, votes[0][1]
@@ -375,7 +377,7 @@ class CriticCall:
     # --- one vote ---
 
     async def _vote(self, turns: tuple[Turn, ...], num_steps: int, vote: int) -> tuple[Reading | Missing, str]:
-        """What one answer says, and its text; it is drawn again while it has no verdict."""
+        """Draw one answer, again while it has no verdict; returns its reading and its text."""
         redraws = self.critic.redraws
         for redraw in range(1 + redraws):
             text, reply, notes = await self._turn(turns, num_steps, f"{vote}.{redraw}")
@@ -386,26 +388,26 @@ class CriticCall:
         return reading, text or reply.text
 
     async def _turn(self, turns: tuple[Turn, ...], num_steps: int, draw: str) -> tuple[str, Reply, list[str]]:
-        """The critic's next turn as later turns see it, the reply that holds the verdict, and notes."""
+        """Run the critic's next turn; returns its text as later turns see it, the reply with the verdict, and notes."""
         critic, format = self.critic, self.critic.format
-        primes, most = critic.backend.primes, critic.settings.max_tokens
+        primes, max_tokens = critic.backend.primes, critic.settings.max_tokens
         values = {"number": num_steps, "index": num_steps - 1, "next": num_steps + 1}
         last = format.stages[-1]
 
         async def send(text: str, stage: FormatStage, prime: str, stops: tuple[str, ...]) -> Reply:
-            """Have the turn so far continued; a model that cannot continue it is asked in words."""
-            asked, begun = turns, text + prime if primes else ""
+            """Request the next part of the turn; a model that cannot continue a turn gets the request in words."""
+            messages, begun = turns, text + prime if primes else ""
             if text and not primes:
-                asked = (*turns, ("assistant", text), ("user", stage.ask or f"Go on with: {prime.strip()}"))
+                messages = (*turns, ("assistant", text), ("user", stage.ask or f"Go on with: {prime.strip()}"))
             elif prime.strip() and not primes:
                 role, content = turns[-1]
-                asked = (*turns[:-1], (role, f"{content}\n\nBegin your answer with: {prime.strip()}"))
+                messages = (*turns[:-1], (role, f"{content}\n\nBegin your answer with: {prime.strip()}"))
             holds_verdict = stage.code or stage is last
             is_critique = not holds_verdict or (len(format.stages) == 1 and not format.is_direct)
             reply = await self.ask(
                 CriticQuestion(
-                    asked, begun, format.opening, critic.temperature, critic.top_p, format.sampling.top_k,
-                    most if most is not None and is_critique else stage.max_tokens, stops,
+                    messages, begun, format.opening, critic.temperature, critic.top_p, format.sampling.top_k,
+                    max_tokens if max_tokens is not None and is_critique else stage.max_tokens, stops,
                     holds_verdict and critic.by_log_probability, draw,
                 )
             )  # fmt: skip
@@ -415,21 +417,21 @@ class CriticCall:
         text, reply = "", None
         notes: list[str] = []
         for stage in format.stages:
-            prime = format.filled(stage.prime, **values)
-            stops = tuple(format.filled(stop, **values) for stop in stage.stops)
+            prime = format.fill(stage.prime, **values)
+            stops = tuple(format.fill(stop, **values) for stop in stage.stops)
             if not stage.code:
                 reply = await send(text, stage, prime, stops)
                 if reply.has_no_text:
                     break
                 if reply.reason == "length" and stage is not last:
                     notes.append("critiques cut off at the limit of tokens")
-                # A part as the format ends it, whether or not the server leaves the stop string in.
+                # End the part as the format does, whether or not the server leaves the stop string in.
                 ends = (*stops, stage.close.strip()) if stage.close else stops
                 places = [reply.text.find(end) for end in ends if end in reply.text]
                 text += prime * primes + reply.text[: min(places, default=len(reply.text))] + stage.close
             elif critic.run_code is not None:
                 # Rounds of code and its output, until the critic gives its judgment.
-                said, with_code = [content for role, content in turns if role == "assistant"], text
+                earlier, with_code = [content for role, content in turns if role == "assistant"], text
                 for begins in (prime, *[""] * (stage.rounds - 1)):
                     judged = await send(with_code, stage, begins, stops)
                     if judged.has_no_text:
@@ -438,33 +440,33 @@ class CriticCall:
                     if judged.stopped_by == stage.ends or "<output>" in judged.text:
                         return with_code.removesuffix(stage.ends) + stage.ends, judged, notes
                     with_code = with_code.removesuffix(stage.close) + stage.close
-                    blocks = [block for one in [*said, with_code] for block in _blocks(one)]
+                    blocks = [block for turn in [*earlier, with_code] for block in _code_blocks(turn)]
                     output = await self._run(critic.run_code, program(blocks)) if blocks else "No code was found."
-                    with_code += format.filled(stage.code_output, output=output)
-                # As published: what was written before the code leads to the judgment.
+                    with_code += format.fill(stage.code_output, output=output)
+                # As published: the judgment then continues from the text before the code.
                 notes.append("critiques whose code rounds gave no judgment")
         assert reply is not None, "a format has a stage without code"
         return text, reply, notes
 
     async def _run(self, run: Callable[[str], str], code: str) -> str:
-        """The output of a critic's code, kept like a reply: a rerun must see the same output."""
+        """Run a critic's code. Its output is stored like a reply, so that a rerun sees the same."""
         replies = self.critic.replies
         key = hashlib.blake2b(f"code\0{code}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-        if key not in replies.found:
+        if key not in replies.by_key:
             output = Reply(await asyncio.to_thread(run, code), "stop", 0, 0)
             replies.append(key, output, {"format": self.critic.settings.format, "model": "sandbox", "draw": "code"})
-        return replies.found[key].text
+        return replies.by_key[key].text
 
     # --- one question ---
 
     async def ask(self, question: CriticQuestion) -> Reply:
-        """The kept reply, or a new one; a StopError where the call is over."""
+        """Return the stored reply or request a new one. Raises StopError if the call is over."""
         critic = self.critic
         key = question.key(critic.format_identity, critic.model)
-        if self.keeps and key in critic.replies.found:
-            critic.ledger.reused += not self.only_kept
-            return critic.replies.found[key]
-        if self.only_kept:
+        if self.stores and key in critic.replies.by_key:
+            critic.ledger.reused += not self.only_stored
+            return critic.replies.by_key[key]
+        if self.only_stored:
             raise StopError
         if key not in self._asking:
             self._asking[key] = asyncio.ensure_future(self._request(key, question))
@@ -479,8 +481,8 @@ class CriticCall:
             if budget is not None and ledger.tokens >= budget:
                 raise self._stop(
                     BudgetError(
-                        f"--budget-tokens {budget:,} are spent ({ledger.tokens:,} new tokens). All replies are "
-                        f"kept in {critic.replies.folder}: rerun the same command to resume."
+                        f"the token budget is spent ({ledger.tokens:,} new tokens, -C budget_tokens={budget}). All "
+                        f"replies are stored in {critic.replies.folder}: rerun the same command to resume."
                     )
                 )
             try:
@@ -488,15 +490,15 @@ class CriticCall:
             except TooLongError as error:
                 if settings.on_missing == "error":
                     remedies = (
-                        "Serve the model with more context, give fewer --critic-max-tokens, count the verdict on such "
-                        "texts as wrong (--on-missing wrong), or leave it out (--on-missing skip)."
+                        "Serve the model with more context, lower -C max_tokens=…, count the verdict on such texts as "
+                        "wrong (-C on_missing=wrong), or leave it out (-C on_missing=skip)."
                     )
                     raise self._stop(TooLongError(f"{error}\n{remedies}")) from None
                 reply = Reply("", "too-long", 0, 0)
             except PrismError as error:
                 raise self._stop(error) from None
         ledger.add(reply)
-        if self.keeps:
+        if self.stores:
             about = {"format": settings.format, "model": critic.backend.model, "draw": question.draw}
             critic.replies.append(key, reply, about)
         if ledger.requests - critic.charged["requests"] >= CHARGED_TOGETHER:
@@ -513,7 +515,7 @@ def _log_odds(probability: float) -> float:
 
 
 async def _gather(work: Sequence[Any]) -> list[Any]:
-    """All results; an error is raised when all are over, so that requests in flight are kept."""
+    """Await all, then raise the first error, so that requests in flight still finish and are stored."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -521,19 +523,19 @@ async def _gather(work: Sequence[Any]) -> list[Any]:
     return list(results)
 
 
-def _blocks(text: str) -> list[str]:
-    """The code in a critic's turn, but for what had to be stopped: run again, it would stop all that comes after it."""
-    found = list(_CODE.finditer(text))
-    kept = []
-    for number, one in enumerate(found):
-        output = text[one.end() : found[number + 1].start() if number + 1 < len(found) else None]
+def _code_blocks(text: str) -> list[str]:
+    """Return the code blocks in a critic's turn, without those that had to be stopped: rerun, they would stop again."""
+    matches = list(_CODE.finditer(text))
+    blocks = []
+    for number, match in enumerate(matches):
+        output = text[match.end() : matches[number + 1].start() if number + 1 < len(matches) else None]
         if not any(message in output for message in STOPPED.values()):
-            kept.append(one[1])
-    return kept
+            blocks.append(match[1])
+    return blocks
 
 
 def program(blocks: Sequence[str]) -> str:
-    """The last block of code after the earlier ones, which run in silence: they may define what it uses."""
+    """Write a program that runs the last block after the earlier ones, silently: they may define what it uses."""
     *earlier, last = blocks
     return (
         "import contextlib as _contextlib, io as _io\n"
@@ -546,20 +548,20 @@ def program(blocks: Sequence[str]) -> str:
 
 @functools.cache
 def code_runner() -> Callable[[str], str]:
-    """Python code → what it prints, or what went wrong; an error if no sandbox works on this machine."""
+    """Return a function that runs Python code in a sandbox and returns its output. Raises if no sandbox works here."""
     try:
         sandbox = Sandbox(limits=LIMITS)
     except SandboxError as error:
-        raise SandboxError(f"--critic-code: {error}\nWithout --critic-code the critic's code is not run.") from None
+        raise SandboxError(f"-C code=true: {error}\nWithout -C code=true the critic's code is not run.") from None
 
     def run(code: str) -> str:
-        found = sandbox.run(code)
-        messages = found.stderr.decode("utf-8", "replace").strip()
-        if found.status == "sandbox":
-            raise SandboxError(f"--critic-code: the sandbox could not start the critic's code: {messages}")
-        parts = [found.stdout.decode("utf-8", "replace").strip()]
-        if found.status != "ok":  # the last line of a traceback says what went wrong
-            parts.append(STOPPED.get(found.status) or " ".join(messages.splitlines()[-1:]) or "The code failed.")
+        result = sandbox.run(code)
+        messages = result.stderr.decode("utf-8", "replace").strip()
+        if result.status == "sandbox":
+            raise SandboxError(f"-C code=true: the sandbox could not start the critic's code: {messages}")
+        parts = [result.stdout.decode("utf-8", "replace").strip()]
+        if result.status != "ok":  # the last line of a traceback has the error
+            parts.append(STOPPED.get(result.status) or " ".join(messages.splitlines()[-1:]) or "The code failed.")
         shortened = [part if len(part) <= MOST_SHOWN else f"{part[:MOST_SHOWN]} …" for part in parts]
         return "\n".join(filter(None, shortened))
 

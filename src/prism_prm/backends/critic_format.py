@@ -1,4 +1,4 @@
-"""A critic's format: what is asked, how the critic's turn begins and ends, and how its verdict is read. It is data."""
+"""Critic formats: TOML files that define the prompt, the stages of the critic's turn, and how to read its verdict."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class FormatStage:
     """One part of the critic's turn, and one request."""
 
     prime: str = ""
-    """How the part begins. Without priming it is asked for in words."""
+    """How the part begins. Without priming, the prompt requests these words."""
     stops: tuple[str, ...] = ()
-    """Stop strings: the server stops writing there."""
+    """Stop strings."""
     close: str = ""
-    """What ends the part, in case the server removes the stop string."""
+    """The end of the part, in case the server removes the stop string."""
     max_tokens: Count = 2048
     ask: str = ""
-    """For servers that cannot continue a turn: the user's turn that asks for this part."""
+    """For servers that cannot continue a turn: the user turn that requests this part."""
     code: bool = False
-    """Whether the part is Python code to be run; left out unless code is allowed."""
+    """Whether the part is Python code to run; left out unless code is allowed."""
     rounds: Count = 1
-    """How often code is run and its output shown to the critic."""
+    """How often to run code and show its output to the critic."""
     code_output: str = ""
-    """How the output is shown; `{output}` is replaced."""
+    """How to show the output; `{output}` is replaced."""
     ends: str = ""
-    """For a part with code: the text with which the critic gives its judgment, and needs no further part."""
+    """For a part with code: the string with which the critic ends its judgment, so that no further part is needed."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -53,7 +53,7 @@ class FormatLabels:
     yes: str = "Yes"
     no: str = "No"
     at: Literal["start", "boxed"] = "start"
-    """Where the verdict is: the first word of the last part, or the last `\\boxed{…}`."""
+    """The position of the verdict: the first word of the last part, or the last `\\boxed{…}`."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -63,14 +63,14 @@ class FormatLabels:
 
 @dataclass(frozen=True, slots=True)
 class FormatSampling:
-    """Section [sampling]: how answers are drawn unless the user says otherwise."""
+    """Section [sampling]: the format's sampling defaults."""
 
     temperature: NotNegative = 0.0
     temperature_of_votes: NotNegative | None = None
-    """The temperature if there is more than one vote. By default the same."""
+    """The temperature for more than one vote. By default the same."""
     top_p: Annotated[float, Range(above=0, most=1)] = 1.0
     top_k: Natural = 0
-    """Sample from this many of the likeliest tokens; 0: from all."""
+    """Sample from this many of the most likely tokens; 0: from all."""
     votes: Count = 1
 
     def __post_init__(self) -> None:
@@ -79,12 +79,12 @@ class FormatSampling:
 
 @dataclass(frozen=True, slots=True)
 class CriticFormat:
-    """All of a format file."""
+    """The content of a format file."""
 
     granularity: Literal["prefix", "step", "solution"]
-    """What one verdict is on: all steps so far, one step of a conversation, or every step of a whole solution."""
+    """What one verdict covers: all steps so far, one step of a conversation, or every step of a whole solution."""
     reads: Literal["label", "index", "scores"]
-    """How a reply is read: a word, the index of the earliest wrong step, or JSON lists of scores."""
+    """How to read a reply: as a word, the index of the earliest wrong step, or JSON lists of scores."""
     stages: tuple[FormatStage, ...] = (FormatStage(),)
     outputs: tuple[str, ...] = ("correct",)
     aggregator: str = DEFAULT_AGGREGATOR
@@ -92,26 +92,26 @@ class CriticFormat:
     question: str = ""
     system: str = ""
     user: str = ""
-    """The user's turn for prefixes and solutions."""
+    """The user turn for prefixes and solutions."""
     first: str = ""
-    """The user's turn for the first step of a conversation."""
+    """The user turn for the first step of a conversation."""
     later: str = ""
-    """The user's turn for its later steps."""
+    """The user turn for later steps of a conversation."""
     history: str = ""
-    """The critic's earlier turns; `{reply}` is what it wrote."""
+    """The critic's earlier turns; `{reply}` is replaced by what it wrote."""
     opening: str = ""
-    """What the model's chat template writes at the head of its turn, such as `<think>`, before the first `prime`. Sent
-    where a turn is continued without it."""
+    """What the model's chat template adds at the start of its turn, such as `<think>`, before the first `prime`. Sent
+    to servers that do not add it when they continue a turn."""
     step: str = "Step {number}: {step}"
-    """How a step is written in `{solution}`."""
+    """How to write a step in `{solution}`."""
     between: Annotated[str, MAY_BE_EMPTY] = "\n\n"
-    """What stands between steps."""
+    """The separator between steps."""
     label: FormatLabels = field(default_factory=FormatLabels)
     scores: dict[str, str] = field(default_factory=dict)
     """Section [scores]: output → its key in the JSON."""
     sampling: FormatSampling = field(default_factory=FormatSampling)
     redundancy_threshold: Share | None = None
-    """A step is redundant above this, if `redundancy` is an output and the user does not say otherwise."""
+    """The default threshold for redundant steps, if `redundancy` is an output."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -122,15 +122,15 @@ class CriticFormat:
         if self.granularity != "step":
             needed = {"user": ("problem", "solution")}
         for name, fields in needed.items():
-            if lacking := [one for one in fields if f"{{{one}}}" not in getattr(self, name)]:
-                raise ConfigError(f"{name} lacks {{{lacking[0]}}}, where the {lacking[0]} goes")
+            if missing := [part for part in fields if f"{{{part}}}" not in getattr(self, name)]:
+                raise ConfigError(f"{name} lacks {{{missing[0]}}}, where the {missing[0]} goes")
         if (self.reads == "label") != (self.granularity != "solution"):
             raise ConfigError(f"reads = {self.reads!r} does not fit granularity = {self.granularity!r}")
         if self.reads == "scores" and set(self.scores) != set(self.outputs):
             raise ConfigError(f"[scores] must have a key for each of the outputs {list(self.outputs)}")
 
     def identity(self) -> str:
-        """A hash of all that decides what is asked and how it is read."""
+        """Hash everything that affects questions and how replies are read."""
         return hashlib.blake2b(repr(sorted(asdict(self).items())).encode(), digest_size=8).hexdigest()
 
     @property
@@ -140,24 +140,22 @@ class CriticFormat:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the verdict is the first word of all, without a critique."""
+        """Whether the verdict is the first word of the reply, without a critique."""
         return self.reads == "label" and self.label.at == "start" and len(self.stages) == 1
 
     def solution(self, steps: Sequence[str]) -> str:
-        """Steps as the text of a solution."""
-        return self.between.join(
-            self.filled(self.step, step=text, number=i + 1, index=i) for i, text in enumerate(steps)
-        )
+        """Format steps as the text of a solution."""
+        return self.between.join(self.fill(self.step, step=text, number=i + 1, index=i) for i, text in enumerate(steps))
 
-    def filled(self, text: str, **values: object) -> str:
-        """A text with known names in braces replaced; other braces, as in \\boxed{}, stay."""
+    def fill(self, text: str, **values: object) -> str:
+        """Replace known names in braces; other braces, as in \\boxed{}, stay."""
         values |= {"instruction": self.instruction, "question": self.question}
-        return _FIELD.sub(lambda found: str(values.get(found[1], found[0])), text)
+        return _FIELD.sub(lambda match: str(values.get(match[1], match[0])), text)
 
 
 def read_format(name: str, prompt: str | None = None) -> CriticFormat:
-    """One of ours by its name, or a user's TOML file; `prompt` is a file whose text replaces the instruction."""
-    shipped = {one: Path(str(files("prism_prm.backends").joinpath("formats", f"{one}.toml"))) for one in FORMATS}
+    """Read a built-in format by its name, or a TOML file; `prompt` is a text file that replaces the instruction."""
+    shipped = {each: Path(str(files("prism_prm.backends").joinpath("formats", f"{each}.toml"))) for each in FORMATS}
     if name in shipped:
         path = shipped[name]
     elif name.endswith(".toml"):
@@ -167,12 +165,12 @@ def read_format(name: str, prompt: str | None = None) -> CriticFormat:
             f"Unknown critic format {name!r}. Known: {', '.join(FORMATS)}; or a file of your own: my.toml"
         )
     try:
-        found = from_mapping(CriticFormat, read_toml(path, shipped=shipped))
+        format = from_mapping(CriticFormat, read_toml(path, shipped=shipped))
     except ConfigError as error:
         raise error if str(error).startswith(str(path)) else ConfigError(f"{path}: {error}") from None
     if prompt is None:
-        return found
+        return format
     try:
-        return replace(found, instruction=read_text(prompt).strip())
+        return replace(format, instruction=read_text(prompt).strip())
     except OSError as error:
         raise ConfigError(f"{prompt}: cannot be read ({error.strerror}); name a text file") from None

@@ -1,5 +1,4 @@
-"""What a critic said and what it cost: replies are kept on disk, so that nothing is asked twice, and everything is
-counted."""
+"""Store a critic's replies on disk, so that no question is sent twice, and count what they cost."""
 
 from __future__ import annotations
 
@@ -21,57 +20,59 @@ MOST_FILES = 1000
 
 
 class Replies:
-    """All replies in a folder; this process appends to a file of its own."""
+    """All replies in a folder; this process appends to its own file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.found: dict[str, Reply] = {}
+        self.by_key: dict[str, Reply] = {}
         for path in sorted(folder.glob("replies-*.jsonl")):
             try:
                 for line in JsonLines(path).read():
-                    self.found[line["key"]] = msgspec.convert(line["reply"], Reply)
+                    self.by_key[line["key"]] = msgspec.convert(line["reply"], Reply)
             except (msgspec.MsgspecError, KeyError, TypeError) as error:
-                raise DataError(f"{path}: not a file of replies ({error}); correct or remove it") from None
-        self._held = contextlib.ExitStack()
+                raise DataError(f"{path}: not a file of replies ({error}); fix or remove it") from None
+        self._locks = contextlib.ExitStack()
         self._files: tuple[JsonLines, JsonLines] | None = None
 
     def append(self, key: str, reply: Reply, about: dict[str, Any]) -> None:
-        """File a reply; it is on disk when this returns."""
+        """Store a reply; it is on disk when this returns."""
         lines, _ = self.files()
-        self.found[key] = reply
+        self.by_key[key] = reply
         lines.append({"key": key, **about, "reply": msgspec.to_builtins(reply)})
 
     def files(self) -> tuple[JsonLines, JsonLines]:
-        """This process's files of replies and of costs: the first ones that no other process holds."""
+        """Return this process's files of replies and costs: the first ones that no other process has locked."""
         if self._files is not None:
             return self._files
         self.folder.mkdir(parents=True, exist_ok=True)
         for number in range(MOST_FILES):
             path = self.folder / f"replies-{number:03}.jsonl"
             try:
-                self._held.enter_context(locked_file(path))
+                self._locks.enter_context(locked_file(path))
             except PrismError:
                 continue
             self._files = JsonLines(path, sync=True), JsonLines(self.folder / f"ledger-{number:03}.jsonl")
             return self._files
-        raise PrismError(f"{self.folder}: {MOST_FILES} processes are writing replies here; name another --replies")
+        raise PrismError(
+            f"{self.folder}: {MOST_FILES} processes are writing replies here; use another folder (-C replies=FOLDER)"
+        )
 
     def close(self) -> None:
         """Release the files for other processes."""
         for lines in self._files or ():
             lines.close()
         self._files = None
-        self._held.close()
+        self._locks.close()
 
 
 @dataclass(slots=True)
 class VerdictTally:
-    """What was read from answers; each answer counts once, however often it is used."""
+    """Counts of verdicts; each answer counts once, however often it is used."""
 
     tokens: int = 0
-    """Tokens of all replies behind it, new and kept."""
+    """Tokens of all replies used, new and stored."""
     redrawn: int = 0
-    """Answers without a verdict that were drawn again."""
+    """Answers without a verdict that were sampled again."""
     verdicts: Counter[str] = field(default_factory=Counter)
     """How verdicts were read: `log-probabilities`, `votes`."""
     missing: Counter[str] = field(default_factory=Counter)
@@ -80,7 +81,7 @@ class VerdictTally:
     _counted: set[int] = field(default_factory=set)
 
     def add(self, answer: Hashable, reading: Reading | Missing, redrawn: int, notes: Sequence[str]) -> None:
-        """What one answer says."""
+        """Count one answer."""
         if hash(answer) in self._counted:
             return
         self._counted.add(hash(answer))
@@ -93,7 +94,7 @@ class VerdictTally:
             self.verdicts["log-probabilities" if reading.by_log_probability else "votes"] += 1
 
     def as_json(self) -> dict[str, Any]:
-        """For metrics.json."""
+        """Return the entries of metrics.json."""
         return {
             "redrawn": self.redrawn, "verdicts": dict(self.verdicts), "missing": dict(self.missing),
             "notes": dict(self.notes),
@@ -102,24 +103,24 @@ class VerdictTally:
 
 @dataclass(slots=True)
 class CriticLedger:
-    """Counts since a critic was opened."""
+    """Requests, tokens and cost since a critic was opened."""
 
     price_prompt: float = 0.0
-    """Of a million tokens."""
+    """Per million tokens, like `price_completion`."""
     price_completion: float = 0.0
     requests: int = 0
     reused: int = 0
-    """Replies that were kept from earlier requests."""
+    """Stored replies of earlier requests that were reused."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     estimated: int = 0
-    """Requests whose tokens are guessed, because the server does not count them."""
+    """Requests whose tokens are estimated, because the server does not count them."""
     seconds: float = 0.0
-    """Waiting times of all requests added up; many run at the same time."""
+    """The sum of all waiting times; many requests run at the same time."""
     tally: VerdictTally = field(default_factory=VerdictTally)
 
     def add(self, reply: Reply) -> None:
-        """A request that was answered."""
+        """Count a request that was answered."""
         self.requests += 1
         self.prompt_tokens += reply.prompt_tokens
         self.completion_tokens += reply.completion_tokens
@@ -133,11 +134,10 @@ class CriticLedger:
 
     @property
     def cost(self) -> float:
-        """By the prices given."""
         return (self.prompt_tokens * self.price_prompt + self.completion_tokens * self.price_completion) / 1e6
 
     def as_json(self) -> dict[str, Any]:
-        """For metrics.json and the ledger's file."""
+        """Return the entries of metrics.json and of the ledger's file."""
         return {
             "requests": self.requests, "reused": self.reused, "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens, "estimated": self.estimated, "seconds": round(self.seconds, 3),
@@ -145,36 +145,36 @@ class CriticLedger:
         }  # fmt: skip
 
     def lines(self) -> list[str]:
-        """In words."""
+        """Describe the ledger in lines of text."""
         tally = self.tally
         cost = f", cost {self.cost:.4g}" if self.cost else ""
-        guessed = f" (those of {self.estimated:,} requests are estimated)" if self.estimated else ""
-        found = [
-            f"{self.requests:,} requests and {self.reused:,} kept replies; new tokens: {self.prompt_tokens:,} read, "
-            f"{self.completion_tokens:,} written{guessed}; {self.seconds:,.0f} seconds of waiting{cost}"
+        estimated = f" (those of {self.estimated:,} requests are estimated)" if self.estimated else ""
+        lines = [
+            f"{self.requests:,} requests and {self.reused:,} stored replies; new tokens: {self.prompt_tokens:,} read, "
+            f"{self.completion_tokens:,} written{estimated}; {self.seconds:,.0f} seconds of waiting{cost}"
         ]
         if tally.verdicts:
-            found.append(f"verdicts read by {_listed(tally.verdicts)}")
+            lines.append(f"verdicts read by {_format_counts(tally.verdicts)}")
         if tally.redrawn:
-            found.append(f"{tally.redrawn:,} answers without a verdict were drawn again")
+            lines.append(f"{tally.redrawn:,} answers without a verdict were redrawn")
         if tally.missing:
-            found.append(f"answers without a verdict after all redraws: {_listed(tally.missing)}")
+            lines.append(f"answers without a verdict after all redraws: {_format_counts(tally.missing)}")
         if tally.notes:
-            found.append(_listed(tally.notes))
-        return found
+            lines.append(_format_counts(tally.notes))
+        return lines
 
 
 def verdicts_in_words(summary: Mapping[str, Any]) -> str:
-    """How the verdicts behind some scores were read, and which were missing, from a critic's summary."""
+    """Describe how the verdicts behind some scores were read and which were missing, from a critic's summary."""
     names = {"log-probabilities": "the labels' log-probabilities", "votes": "what the critic wrote"}
-    how = " and ".join(f"{names[name]} ({count:,})" for name, count in summary["verdicts"].items()) or "nothing"
+    sources = " and ".join(f"{names[name]} ({count:,})" for name, count in summary["verdicts"].items()) or "nothing"
     votes = f", mean of {summary['votes']} answers" if summary["votes"] > 1 else ""
-    missing = _listed(summary["missing"]) or "none"
+    missing = _format_counts(summary["missing"]) or "none"
     return (
-        f"Verdicts were read from {how}{votes} (format `{summary['format']}`). Answers without a verdict: {missing} "
-        f"(`--on-missing {summary['on_missing']}`)."
+        f"Verdicts were read from {sources}{votes} (format `{summary['format']}`). Answers without a verdict: "
+        f"{missing} (`on_missing={summary['on_missing']}`)."
     )
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {count:,}" for name, count in counts.items())

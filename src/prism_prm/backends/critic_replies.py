@@ -1,6 +1,6 @@
-"""What a critic is asked, what it wrote, and how its verdict is read: total functions that never raise and never guess.
+"""Critic questions and replies, and how to read a verdict: functions that never raise and never guess.
 
-A reading is one row of values per step (P of each output; NaN if a step was not judged), or what is missing.
+A reading is one row of values per step (P of each output; NaN if a step was not judged), or the reason for having none.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _INDEX = re.compile(r"[-\u2212\u2013]?\d{1,6}", re.ASCII)
 _BRACE = re.compile(r"[{}]")
 _COMMENT = re.compile(r"(?://|#).*")
 _OPENING = re.compile(r"\s*[\W_]*")
-"""What may stand before the first word of an answer: spaces, quotes, markup."""
+"""Matches what may precede the first word of an answer: spaces, quotes, markup."""
 LEAST_SHARE = 0.05
-"""The probability that both labels together need where a verdict is read, unless one of them was written there."""
+"""The minimum probability of both labels together at a verdict's position, unless one of them was written there."""
 LONGEST_BOX = 200
-"""Characters; a verdict has far fewer."""
+"""The maximum length of a box in characters; a verdict is far shorter."""
 SEVERAL = "several verdicts, the last counts"
 MOST_BRACES = 10_000
-"""Braces that are looked at in one reply; formulas have many."""
+"""The maximum number of braces to parse in one reply; formulas have many."""
 
 
 class TokenChoice(msgspec.Struct, frozen=True, array_like=True):
-    """A token as it was written, and the likeliest ones in its place with their log-probabilities."""
+    """A written token, and the most likely tokens at its position with their log-probabilities."""
 
     token: str
     top: tuple[tuple[str, float], ...]
@@ -55,16 +55,16 @@ class Reply(msgspec.Struct, frozen=True):
 
     text: str
     reason: Literal["stop", "length", "content_filter", "too-long"]
-    """Why it ends; "too-long": the server did not take the question."""
+    """Why it ended; "too-long": the question exceeded the server's context."""
     prompt_tokens: int
     completion_tokens: int
     estimated: bool = False
-    """Whether the numbers of tokens are guessed from the length of the texts, because the server gives none."""
+    """Whether token counts are estimated from text lengths, because the server reports none."""
     refused: bool = False
     stopped_by: str | None = None
-    """The stop string, if the server names it."""
+    """The stop string, if the server reports it."""
     tokens: tuple[TokenChoice, ...] | None = None
-    """Log-probabilities; None if the server gives none."""
+    """Log-probabilities; None if the server returns none."""
     seconds: float = 0.0
 
     @property
@@ -79,13 +79,13 @@ class Reply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CriticQuestion:
-    """One request: the turns so far, and how the critic's own turn begins."""
+    """One request: the turns so far, and the start of the critic's own turn."""
 
     turns: tuple[Turn, ...]
     begun: str
-    """The critic's turn so far, to be continued; "" begins a new one."""
+    """The critic's turn so far, to continue; "" starts a new one."""
     opening: str
-    """What must stand before it at the head of the turn."""
+    """What must precede it at the start of the turn."""
     temperature: float
     top_p: float
     top_k: int
@@ -97,72 +97,72 @@ class CriticQuestion:
 
     @property
     def seed(self) -> int:
-        """A seed of 31 bits, as servers take them."""
+        """A 31-bit seed, as servers expect."""
         return int.from_bytes(hashlib.blake2b(repr(asdict(self)).encode("utf-8", "surrogatepass")).digest()[:4]) >> 1
 
     def key(self, format: str, model: str) -> str:
-        """What a reply is kept under: the format, the model, and everything that is asked."""
-        said = json.dumps([format, model, asdict(self)], sort_keys=True)
-        return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        """Return the key of the stored reply: a hash of the format, the model, and the whole question."""
+        facts = json.dumps([format, model, asdict(self)], sort_keys=True)
+        return hashlib.blake2b(facts.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a reply says: one row per step, one value per output."""
+    """The verdict of a reply: one row per step, one value per output."""
 
     rows: Rows
     by_log_probability: bool = False
     notes: tuple[str, ...] = ()
-    """What is odd about it without making it useless, e.g. several verdicts of which the last counts."""
+    """Oddities that do not invalidate it, e.g. several verdicts of which the last counts."""
 
 
 def read_reply(reply: Reply, format: CriticFormat, num_steps: int) -> Reading | Missing:
-    """The verdict of a reply (of its last part); `num_steps` counts for formats that judge whole solutions."""
+    """Read the verdict of a reply's last part; `num_steps` matters for formats that judge whole solutions."""
     if reply.has_no_text:
         return "too-long" if reply.reason == "too-long" else "refusal"
     is_boxed = format.reads == "index" or (format.reads == "label" and format.label.at == "boxed")
     if reply.reason == "length" and is_boxed:
-        return "cut-off"  # a box that it has is not its last word
+        return "cut-off"  # a box in it may not be the final one
     if format.reads == "label":
-        found = _read_label(reply.text, format.label, reply.tokens)
+        reading = _read_label(reply.text, format.label, reply.tokens)
     elif format.reads == "index":
-        found = _read_index(reply.text, num_steps)
+        reading = _read_index(reply.text, num_steps)
     else:
-        found = _read_scores(reply.text, [format.scores[output] for output in format.outputs], num_steps)
-    if isinstance(found, str):
-        if reply.reason == "length" and found in ("no-verdict", "bad-json", "empty"):
+        reading = _read_scores(reply.text, [format.scores[output] for output in format.outputs], num_steps)
+    if isinstance(reading, str):
+        if reply.reason == "length" and reading in ("no-verdict", "bad-json", "empty"):
             return "cut-off"
         if not reply.text.strip():
             return "empty"
-    return found
+    return reading
 
 
 def _read_label(text: str, labels: FormatLabels, tokens: Sequence[TokenChoice] | None) -> Reading | Missing:
-    """A word, or the log-probabilities of both words where it stands."""
+    """Read a word, or the log-probabilities of both words at its position."""
     if labels.at == "start":
         if tokens is not None:
             return _from_choices(tokens[:1], labels)
         return _first_word(text, labels)
-    # A turn that was begun with `\boxed` continues with `{Yes}`.
-    words = [_normal(box) for box in _boxes(f"\\boxed{text}" if text.lstrip().startswith("{") else text)]
+    # A turn that started with `\boxed` continues with `{Yes}`.
+    words = [_normalize(box) for box in _boxes(f"\\boxed{text}" if text.lstrip().startswith("{") else text)]
     if not words or words[-1] not in _both(labels):
         return "no-verdict"
     notes = (SEVERAL,) if set(words) >= _both(labels) else ()
     if tokens is not None:
-        places = [choice for choice in tokens if _normal(choice.token) == words[-1]]
-        read = _from_choices(places[-1:], labels)
-        if isinstance(read, Reading):
-            return Reading(read.rows, True, notes)
-    return Reading(((float(words[-1] == _normal(labels.yes)),),), notes=notes)
+        positions = [choice for choice in tokens if _normalize(choice.token) == words[-1]]
+        reading = _from_choices(positions[-1:], labels)
+        if isinstance(reading, Reading):
+            return Reading(reading.rows, True, notes)
+    return Reading(((float(words[-1] == _normalize(labels.yes)),),), notes=notes)
 
 
 def _boxes(text: str) -> list[str]:
-    """The content of each `\\boxed{…}`, without the markup of words; "" where its braces do not match."""
-    return [_MARKUP.sub(r"\1", _braced(text, found.end())).strip() for found in _BOXED.finditer(text)]
+    """Return the content of each `\\boxed{…}` without text markup; "" if its braces do not match."""
+    return [_MARKUP.sub(r"\1", _braced(text, match.end())).strip() for match in _BOXED.finditer(text)]
 
 
 def _braced(text: str, start: int) -> str:
-    """What is between the brace at `start` and the one that closes it; "" if there are none."""
+    """Return what is between the brace at `start` and the one that closes it; "" if there is none."""
     depth = 0
     for at in range(start, min(len(text), start + LONGEST_BOX)):
         depth += (text[at] == "{") - (text[at] == "}")
@@ -175,31 +175,33 @@ def _first_word(text: str, labels: FormatLabels) -> Reading | Missing:
     opening = _OPENING.match(text)
     rest = text[opening.end() if opening else 0 :]
     word = re.match(r"\w+", rest)
-    first = _normal(word[0]) if word else ""
+    first = _normalize(word[0]) if word else ""
     if first not in _both(labels):
         return "no-verdict"
-    others = {_normal(other) for other in re.findall(r"\w+", rest)} & _both(labels)
+    others = {_normalize(other) for other in re.findall(r"\w+", rest)} & _both(labels)
     if len(others) > 1:
         return "two-verdicts"
-    return Reading(((float(first == _normal(labels.yes)),),))
+    return Reading(((float(first == _normalize(labels.yes)),),))
 
 
-def _from_choices(places: Sequence[TokenChoice], labels: FormatLabels) -> Reading | Missing:
-    """P(yes) / (P(yes) + P(no)) where the verdict is, if there is one: a label was written there, or both together are
-    likely enough. A label that is not shown gets the smallest value shown.
+def _from_choices(positions: Sequence[TokenChoice], labels: FormatLabels) -> Reading | Missing:
+    """Compute P(yes) / (P(yes) + P(no)) at the verdict's position.
+
+    There is a verdict if a label was written there, or if both together are likely enough. A label that is not listed
+    gets the smallest listed value.
     """
-    if not places or not places[0].top:
+    if not positions or not positions[0].top:
         return "no-verdict"
-    top = places[0].top
+    top = positions[0].top
     least = min(value for _, value in top)
-    yes, no = _shown(labels.yes, top), _shown(labels.no, top)
+    yes, no = _label_value(labels.yes, top), _label_value(labels.no, top)
     share = sum(math.exp(value) for value in (yes, no) if value is not None)
-    if share == 0 or (share < LEAST_SHARE and _normal(places[0].token) not in _both(labels)):
+    if share == 0 or (share < LEAST_SHARE and _normalize(positions[0].token) not in _both(labels)):
         return "no-verdict"
     for label, value, other in ((labels.yes, yes, no), (labels.no, no, yes)):
-        # Beginnings of a label that are likely enough mean that it may be written in several tokens.
-        begun = sum(math.exp(one) for token, one in top if is_part(token, label))
-        if value is None and (other == least or begun >= LEAST_SHARE):
+        # If first parts of a label are likely enough, it may be written in several tokens.
+        partial = sum(math.exp(log_p) for token, log_p in top if is_part(token, label))
+        if value is None and (other == least or partial >= LEAST_SHARE):
             return "no-verdict"
     yes, no = least if yes is None else yes, least if no is None else no
     highest = max(yes, no)
@@ -208,29 +210,30 @@ def _from_choices(places: Sequence[TokenChoice], labels: FormatLabels) -> Readin
 
 
 def is_part(token: str, label: str) -> bool:
-    """Whether a token begins a label and does not end it, as `in` does `incorrect`."""
-    part, whole = _normal(token), _normal(label)
-    return bool(part) and part != whole and whole.startswith(part)
+    """Whether a token is only the first part of a label, like `in` of `incorrect`."""
+    part, full = _normalize(token), _normalize(label)
+    return bool(part) and part != full and full.startswith(part)
 
 
-def _shown(label: str, top: Sequence[tuple[str, float]]) -> float | None:
-    """The log-probability of a label as it is written, else of its likeliest spelling (` yes`, `YES`); None: none."""
-    spelled = [value for token, value in top if token == label]
-    others = [value for token, value in top if _normal(token) == _normal(label)]
-    return max(spelled or others, default=None)
+def _label_value(label: str, top: Sequence[tuple[str, float]]) -> float | None:
+    """Return the log-probability of a label as written, else of its most likely spelling (` yes`, `YES`), else None."""
+    exact = [value for token, value in top if token == label]
+    others = [value for token, value in top if _normalize(token) == _normalize(label)]
+    return max(exact or others, default=None)
 
 
-def _normal(word: str) -> str:
+def _normalize(word: str) -> str:
     return word.strip().lower()
 
 
 def _both(labels: FormatLabels) -> set[str]:
-    return {_normal(labels.yes), _normal(labels.no)}
+    return {_normalize(labels.yes), _normalize(labels.no)}
 
 
 def _read_index(text: str, num_steps: int) -> Reading | Missing:
-    """The last `\\boxed{}` as the index of the earliest wrong step, or -1: it is wrong, earlier steps are right, later
-    ones are not judged.
+    """Read the last `\\boxed{}` as the index of the earliest wrong step, or -1.
+
+    That step is wrong, earlier steps are right, later ones are not judged.
     """
     boxes = _boxes(text)
     if not boxes or not _INDEX.fullmatch(boxes[-1]):
@@ -242,7 +245,7 @@ def _read_index(text: str, num_steps: int) -> Reading | Missing:
 
 
 def rows_of_index(index: int, num_steps: int, sure: float = 1.0) -> Rows:
-    """The rows that an index stands for, held by a share `sure` of the votes."""
+    """Convert an index, given by a share `sure` of the votes, to rows."""
     right, wrong = 0.5 + sure / 2, 0.5 - sure / 2
     if index < 0:
         return ((right,),) * num_steps
@@ -250,13 +253,14 @@ def rows_of_index(index: int, num_steps: int, sure: float = 1.0) -> Rows:
 
 
 def _read_scores(text: str, keys: Sequence[str], num_steps: int) -> Reading | Missing:
-    """JSON lists with a number from -1 to 1 for each step; P is half of 1 + the number. As PRMBench reads it: comments
-    are dropped, and the first object counts.
+    """Read JSON lists with a number x from -1 to 1 for each step; P = (1 + x) / 2.
+
+    As in PRMBench's code, comments are dropped, and the first object counts.
     """
-    found = next(_objects(text), None)
-    if found is None or any(key not in found for key in keys):
+    scores = next(_objects(text), None)
+    if scores is None or any(key not in scores for key in keys):
         return "bad-json"
-    columns = [found[key] for key in keys]
+    columns = [scores[key] for key in keys]
     if not all(isinstance(column, list) for column in columns):
         return "bad-json"
     if any(len(column) != num_steps for column in columns):
@@ -270,7 +274,7 @@ def _read_scores(text: str, keys: Sequence[str], num_steps: int) -> Reading | Mi
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The outermost JSON objects in a text, whatever stands around them."""
+    """Yield the outermost JSON objects in a text, whatever surrounds them."""
     depth = start = 0
     for brace in islice(_BRACE.finditer(text), MOST_BRACES):
         if brace[0] == "{":
@@ -279,7 +283,7 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
             continue
         depth -= 1
         if depth < 0:
-            return  # where PRMBench gives up
+            return  # PRMBench gives up here, too
         if not depth:
             with contextlib.suppress(ValueError, RecursionError):
                 yield json.loads(_COMMENT.sub("", text[start : brace.end()]))

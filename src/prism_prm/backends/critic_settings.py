@@ -12,30 +12,30 @@ OnMissing = Literal["error", "wrong", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class CriticSettings:
-    """How a critic (`--prm critic:openai:URL` or `critic:hf:FOLDER`) is asked, and what its answers may cost."""
+    """How to query a critic (`--prm critic:openai:URL` or `critic:hf:FOLDER`), and how much it may cost."""
 
     format: str = "direct"
     """The critic's format: direct, thinkprm, genprm, processbench, prmbench, or a TOML file of your own."""
     prompt: str | None = None
     """A text file that replaces the format's instruction, e.g. with the published wording."""
     votes: Count | None = None
-    """Answers per verdict, averaged. By default as the format says."""
+    """Answers per verdict, averaged. By default the format's."""
     on_missing: OnMissing | None = field(default=None, metadata={SHOWN: "skip in `prism eval`, else error"})
-    """What an answer without a verdict does after all redraws: error stops, wrong counts it as a verdict that the step
-    is wrong, and skip leaves the vote out. An item of a benchmark without any vote counts by the benchmark's rule."""
+    """What to do with an answer that has no verdict after all redraws: stop (error), count it as a verdict that the
+    step is wrong (wrong), or leave the vote out (skip). Benchmarks have their own rule for an item without any vote."""
     redraws: Natural = 2
-    """How often an answer without a verdict is drawn again, unless it is greedy."""
+    """How often to sample an answer without a verdict again. Greedy answers are never redrawn."""
     temperature: NotNegative | None = None
-    """The sampling temperature. By default as the format says."""
+    """The sampling temperature. By default the format's."""
     top_p: Annotated[float, Range(above=0, most=1)] | None = None
-    """Nucleus sampling. By default as the format says."""
+    """Nucleus sampling. By default the format's."""
     max_tokens: Count | None = None
-    """The maximum number of tokens of a critique. By default as the format says."""
+    """The maximum number of tokens of a critique. By default the format's."""
     log_probabilities: Literal["auto", "off"] = "auto"
-    """Read verdicts from the labels' log-probabilities where the model gives them (auto), or from votes alone (off)."""
+    """Read verdicts from the labels' log-probabilities if the model returns them (auto), or from votes alone (off)."""
     priming: Literal["auto", "on", "off"] = "auto"
-    """Whether the critic's turn begins with the format's words: where the server is known to continue a turn (auto:
-    vLLM, SGLang, llama.cpp, local models), always, or never."""
+    """Start the critic's turn with the format's words: if the server can continue a turn (auto: vLLM, SGLang,
+    llama.cpp, local models), always (on), or never (off)."""
     code: bool = False
     """Run the Python code that a genprm critic writes, in a sandbox."""
     model: str | None = None
@@ -47,14 +47,13 @@ class CriticSettings:
     retries: Natural = 5
     """How often a failed request is retried."""
     budget_tokens: Count | None = None
-    """Begin no further request once this many new tokens (read and written) are spent, by each critic of a command.
-    Rerun to resume."""
+    """Stop sending requests once a critic has spent this many new tokens (read and written). Rerun to resume."""
     price_prompt: NotNegative = 0.0
     """The price of a million prompt tokens, for the ledger."""
     price_completion: NotNegative = 0.0
     """The price of a million answer tokens, for the ledger."""
     replies: str = "critic-replies"
-    """The folder that keeps every reply, so that nothing is asked twice."""
+    """The folder that stores every reply, so that no question is sent twice."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,10 +1,10 @@
-"""Decode many rows together over kept key/values, until each row's step is over.
+"""Decode many rows together on a KV cache, until each row's step ends.
 
-Contexts are padded on the left and go through the model once, however many rows continue them; their key/values are not
-copied for rows (see `shared_attention`). A row holds its own tokens only. Rows that are done leave the batch. An
+Contexts are padded on the left and go through the model once, however many rows continue them; rows do not copy their
+key/values (see `shared_attention`). A row holds only its own tokens. Rows that are done leave the batch. An
 architecture is checked on a miniature before it writes anything.
 
-Shapes: C contexts, B rows, Q new tokens, K tokens that can be seen, V tokens of the vocabulary.
+Shapes: C contexts, B rows, Q new tokens, K visible tokens, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -24,75 +24,75 @@ from prism_prm.models.attention import SHARED, Columns, Grid, attention_windows,
 from prism_prm.models.check_packing import VOCABULARY, config_key, miniature
 
 SHRINK_AT = 0.75
-"""What is done is taken out once at most this share is still of use: doing so copies the key/values of the rest."""
+"""Done rows are removed once at most this share of rows is active; removing copies the key/values of the rest."""
 _BOUND = 1e-3
-"""Largest difference of a step's log-likelihood in a check: norms and softmaxes in 32 bits make about 1e-5."""
+"""The largest difference of a step's log-likelihood that passes; norms and softmaxes in 32 bits cause about 1e-5."""
 _CHECKED_TOKENS = 12
 _FAULTS: dict[str, str] = {}
-"""What checks found in this process, by the miniature's config; "" is nothing wrong."""
+"""Config key → what fails ("" if nothing does); a cache of this process."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Kept:
-    """The key/values of a token sequence, as a tree: each piece holds its own tokens and points to what it continues.
+class CachedPrefix:
+    """The key/values of a token sequence, as a tree: each piece holds its own tokens and points to its base.
 
-    Unlike a session's nodes, pieces may branch within another one, wherever two tokenizations part, and nobody drops
-    them: callers hold them as opaque states, and they are freed when nothing points to them any more. Nodes end where
-    steps end, and are dropped by name; one tree for both would have to be the sum of the two.
+    Unlike a session's nodes, which end where steps end and are dropped explicitly, pieces may branch anywhere within
+    another one, wherever two tokenizations diverge. Callers hold them as opaque states, and they are freed with the
+    last reference.
     """
 
     ids: tuple[int, ...]
-    """All tokens from the start."""
-    base: Kept | None
+    """All token ids from the start."""
+    base: CachedPrefix | None
     shared: int
-    """How many tokens of `base` come first."""
+    """The number of tokens of `base` that come first."""
     keys_values: Tensor = field(repr=False)
     """(layers, 2, heads, tokens after the shared ones, head size)."""
 
     def pieces(self, length: int) -> list[Tensor]:
-        """The key/values of the first `length` tokens, in order."""
-        found: list[Tensor] = []
-        node: Kept | None = self
+        """Return the key/values of the first `length` tokens, in order."""
+        pieces: list[Tensor] = []
+        node: CachedPrefix | None = self
         while node is not None and length > 0:
             if length > node.shared:
-                found.append(node.keys_values[..., : length - node.shared, :])
+                pieces.append(node.keys_values[..., : length - node.shared, :])
                 length = node.shared
             node = node.base
-        return found[::-1]
+        return pieces[::-1]
 
 
 @dataclass(eq=False, slots=True)
-class Context:
-    """A text to continue: its tokens, and how many of them have key/values already."""
+class DecodeContext:
+    """A text to continue: its token ids, and how many of them have key/values already."""
 
     ids: tuple[int, ...]
-    known: Kept | None
+    known: CachedPrefix | None
     shared: int
-    kept: Kept | None = None
-    """All of it, once it went through the model."""
+    kept: CachedPrefix | None = None
+    """The whole text, once it went through the model."""
 
 
 @dataclass(eq=False, slots=True)
 class DecodeRow:
     """One continuation of a context."""
 
-    context: Context
+    context: DecodeContext
     key: int | None
-    """None is greedy."""
+    """The random key; None is greedy."""
     max_tokens: int
     keeps: bool = True
-    """Whether its key/values are kept."""
+    """Whether to keep its key/values."""
     stops: tuple[str, ...] = ()
-    """Strings that end it."""
+    """Stop strings."""
     tokens: list[int] = field(default_factory=list)
     log_likelihood: float = 0.0
     is_done: bool = False
-    kept: Kept | None = None
-    """Key/values of the context and of all tokens written but the last."""
+    kept: CachedPrefix | None = None
+    """Key/values of the context and of all written tokens except the last."""
 
 
 IsOver = Callable[[DecodeRow], bool]
-"""Whether a row's step is over, asked after each token."""
+"""A callback after each token: whether the row's step has ended."""
 
 
 class Decoder:
@@ -103,13 +103,15 @@ class Decoder:
         self.windows = windows
         layers = model.config.num_hidden_layers
         self.shared, self.own = Columns(layers), Columns(layers)
-        """Key/values of contexts, and of what rows have written."""
+        """Key/values of contexts, and of the rows' own tokens."""
         self.hidden_CK = self.position_CK = self.length_C = torch.zeros(0)
-        """For contexts: -inf where a column is padding, else 0; the columns' positions; how long each is."""
+        """For contexts: -inf where a column is padding, else 0; the columns' positions; the lengths."""
 
     @torch.inference_mode()
-    def run(self, contexts: Sequence[Context], rows: Sequence[DecodeRow], is_over: IsOver, **sampling: Any) -> None:
-        """Write the rows to their ends; contexts and rows keep their key/values."""
+    def run(
+        self, contexts: Sequence[DecodeContext], rows: Sequence[DecodeRow], is_over: IsOver, **sampling: Any
+    ) -> None:
+        """Decode all rows to their ends; contexts and rows keep their key/values."""
         logits_CV = self._read_contexts(contexts)
         active, present = list(rows), list(contexts)
         grid = self._lay_out(active, present)
@@ -118,7 +120,7 @@ class Decoder:
         while active:
             numbers = [None if draw is None else float(draw.random()) for draw in draws]
             tokens, log_likelihoods = choose(logits_BV, numbers, **sampling)
-            on = []
+            going = []
             for i, (row, token) in enumerate(zip(active, tokens, strict=True)):
                 if row.is_done:
                     continue
@@ -127,12 +129,13 @@ class Decoder:
                 if is_over(row) or len(row.tokens) >= row.max_tokens:
                     row.is_done, row.kept = True, self._kept(i, row) if row.keeps else None
                 else:
-                    on.append(i)
-            if not on:
+                    going.append(i)
+            if not going:
                 return
-            if len(on) <= SHRINK_AT * len(active):
-                active, draws, tokens = [active[i] for i in on], [draws[i] for i in on], [tokens[i] for i in on]
-                self.own.select(torch.tensor(on, device=logits_BV.device))
+            if len(going) <= SHRINK_AT * len(active):
+                active, draws = [active[i] for i in going], [draws[i] for i in going]
+                tokens = [tokens[i] for i in going]
+                self.own.select(torch.tensor(going, device=logits_BV.device))
                 wanted = {row.context for row in active}
                 if len(wanted) <= SHRINK_AT * len(present):
                     chosen = [i for i, context in enumerate(present) if context in wanted]
@@ -144,8 +147,8 @@ class Decoder:
                 grid = self._lay_out(active, present)
             logits_BV = self._write(tokens, grid)
 
-    def _read_contexts(self, contexts: Sequence[Context]) -> Tensor:
-        """Run what is new in each context; the logits behind each."""
+    def _read_contexts(self, contexts: Sequence[DecodeContext]) -> Tensor:
+        """Run the new tokens of each context; returns the logits after its last token."""
         device = self.model.device
         new = [context.ids[context.shared :] for context in contexts]
         past, width = max(context.shared for context in contexts), max(map(len, new))
@@ -157,7 +160,7 @@ class Decoder:
         seen_CK = torch.cat([at_past >= past - shared_C1, at_new >= width - (length_C1 - shared_C1)], dim=1)
         self.hidden_CK = torch.where(seen_CK, 0.0, -torch.inf)
         self.position_CK, self.length_C = position_CK, length_C1[:, 0]
-        if past:  # the key/values that are known go before the new columns, padded on the left
+        if past:  # cached key/values go before the new columns, padded on the left
             known = [context.known.pieces(context.shared) if context.known is not None else [] for context in contexts]
             first = next(pieces[0] for pieces in known if pieces)
             layers, two, heads, _, size = first.shape
@@ -168,7 +171,7 @@ class Decoder:
             self.shared = Columns(layers, memory, past)
         at_K = torch.arange(past + width, device=device)
         at_Q1, position_CQ = at_K[past:, None], position_CK[:, past:]
-        # A padding token sees itself, or its softmax would be of nothing.
+        # A padding token sees itself, or its softmax would be empty.
         sees_CQK = (seen_CK[:, None, :] & (at_K <= at_Q1)) | (at_K == at_Q1)
         distance_CQK = position_CQ[:, :, None] - position_CK[:, None, :]
         masks = {
@@ -178,13 +181,13 @@ class Decoder:
         logits_CV = self._forward(ids_CQ, position_CQ, masks, self.shared)
         for i, (context, ids) in enumerate(zip(contexts, new, strict=True)):
             keys_values = self.shared.copy(i, past + width - len(ids), past + width)
-            context.kept = Kept(context.ids, context.known, context.shared, keys_values)
+            context.kept = CachedPrefix(context.ids, context.known, context.shared, keys_values)
         return logits_CV
 
     def _forward(
         self, ids_BQ: Tensor, position_BQ: Tensor, masks: dict[str, Tensor], cache: Columns, **others: Any
     ) -> Tensor:
-        """The logits behind the last column."""
+        """Run the model; returns the logits after the last column."""
         end = cache.length + ids_BQ.shape[1]
         output = self.model(
             input_ids=ids_BQ,
@@ -204,13 +207,13 @@ class Decoder:
         return logits_BV
 
     def _write(self, tokens: Sequence[int], grid: Grid) -> Tensor:
-        """Add one token to every row; the logits behind it."""
+        """Add one token to every row; returns the logits after it."""
         ids_B1 = torch.tensor(tokens, device=self.length_C.device)[:, None]
         num_own = self.own.length + 1
         position_C1 = self.length_C[:, None] + self.own.length
         masks = {}
         for kind, window in self.windows.items():
-            mask_CK = pad(self.hidden_CK, (0, num_own))  # a row sees all that it has written
+            mask_CK = pad(self.hidden_CK, (0, num_own))  # a row sees all its own tokens
             if window is not None:
                 own_CK = position_C1 - torch.arange(num_own, device=ids_B1.device).flip(0)
                 far_CK = position_C1 - torch.cat([self.position_CK, own_CK], dim=1) >= window
@@ -219,34 +222,34 @@ class Decoder:
         position_C1 = position_C1.clamp(max=self.model.config.max_position_embeddings - 1)  # of rows that are done
         return self._forward(ids_B1, position_C1[grid.context_B], masks, self.own, grid=grid)
 
-    def _lay_out(self, rows: Sequence[DecodeRow], contexts: Sequence[Context]) -> Grid:
-        """A slot for every row beside the others of its context."""
+    def _lay_out(self, rows: Sequence[DecodeRow], contexts: Sequence[DecodeContext]) -> Grid:
+        """Assign every row a slot of its context."""
         number = {context: i for i, context in enumerate(contexts)}
         taken = [0] * len(contexts)
-        places = []
+        slots = []
         for row in rows:
             context = number[row.context]
-            places.append((context, taken[context]))
+            slots.append((context, taken[context]))
             taken[context] += 1
-        place_B2 = torch.tensor(places, device=self.length_C.device)
-        return Grid(self.shared, max(taken), place_B2[:, 0], place_B2[:, 1])
+        slot_B2 = torch.tensor(slots, device=self.length_C.device)
+        return Grid(self.shared, max(taken), slot_B2[:, 0], slot_B2[:, 1])
 
-    def _kept(self, i: int, row: DecodeRow) -> Kept:
+    def _kept(self, i: int, row: DecodeRow) -> CachedPrefix:
         written = len(row.tokens) - 1  # the last one has not gone through the model
         if not written:
             assert row.context.kept is not None, "contexts are read first"
             return row.context.kept
         ids = (*row.context.ids, *row.tokens[:-1])
-        return Kept(ids, row.context.kept, len(row.context.ids), self.own.copy(i, 0, written))
+        return CachedPrefix(ids, row.context.kept, len(row.context.ids), self.own.copy(i, 0, written))
 
 
 def choose(
     logits_BV: Tensor, uniforms: Sequence[float | None], *, temperature: float, top_p: float = 1.0, top_k: int = 0
 ) -> tuple[list[int], list[float]]:
-    """A token per row and its log-likelihood at temperature 1; a row without a number takes the likeliest token.
+    """Choose a token per row, and return its log-likelihood at temperature 1; a row without a number is greedy.
 
-    A token is drawn by its place in the cumulative distribution: one number per row, so that rows know nothing of
-    each other.
+    A token is sampled by its place in the cumulative distribution, with one number per row, so that rows are
+    independent of each other.
     """
     logits_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
     log_likelihood_BV = torch.log_softmax(logits_BV, dim=-1)
@@ -263,27 +266,27 @@ def choose(
 
 
 def _place(probability_BV: Tensor, number_B: Tensor, top_p: float) -> Tensor:
-    """The first token at which the cumulative distribution exceeds the number."""
+    """Return the first token at which the cumulative distribution exceeds the number."""
     order_BV = None
     if top_p < 1:
         probability_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)
         before_BV = probability_BV.cumsum(-1, dtype=torch.float64) - probability_BV
         probability_BV = probability_BV.masked_fill(before_BV >= top_p, 0.0)
-    # In 64 bits: over 150,000 tokens the sum's own rounding would move the tokens at its end.
+    # In 64 bits: over 150,000 tokens, rounding errors of the sum would shift the last tokens.
     cumulative_BV = probability_BV.cumsum(-1, dtype=torch.float64)
     target_B1 = (number_B * cumulative_BV[:, -1])[:, None]
     place_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True)
-    # Rounding can put the target at the very end, behind the last token that has any probability.
+    # Rounding can put the target at the very end, after the last token with a nonzero probability.
     last_B1 = (probability_BV > 0).long().cumsum(-1).argmax(-1, keepdim=True)
     place_B1 = torch.minimum(place_B1, last_B1)
     return (place_B1 if order_BV is None else order_BV.gather(1, place_B1))[:, 0]
 
 
 def check_decoding(model: Any) -> None:
-    """An error unless tokens are as likely as in plain sequences; a miniature decodes a few rows, twice in a row."""
+    """Raise unless a miniature, which decodes a few rows twice, gives tokens the same likelihood as plain sequences."""
     key = config_key(model)
     if key not in _FAULTS:
-        _FAULTS[key] = _fault(model)
+        _FAULTS[key] = _find_fault(model)
     if _FAULTS[key]:
         raise ModelError(
             f"{model.config.model_type}: this architecture cannot be decoded here: {_FAULTS[key]}. Serve the model and "
@@ -291,13 +294,13 @@ def check_decoding(model: Any) -> None:
         )
 
 
-def _fault(model: Any) -> str:
-    # Code that was not written for our masks and caches may end in any error.
+def _find_fault(model: Any) -> str:
+    # Code that was not written for these masks and caches may raise any error.
     try:
         small = miniature(model, SHARED)
         windows = attention_windows(small.base_model)
         draw = np.random.default_rng(0)
-        contexts = [Context(tuple(draw.integers(3, VOCABULARY, length).tolist()), None, 0) for length in (20, 31)]
+        contexts = [DecodeContext(tuple(draw.integers(3, VOCABULARY, length).tolist()), None, 0) for length in (20, 31)]
         for _ in range(2):
             rows = [DecodeRow(context, key, _CHECKED_TOKENS) for key, context in enumerate((contexts[0], *contexts))]
             Decoder(small, windows).run(contexts, rows, lambda _: False, temperature=1.0)
@@ -307,9 +310,9 @@ def _fault(model: Any) -> str:
                     f"a step of {_CHECKED_TOKENS} tokens has another log-likelihood than in a plain sequence, by "
                     f"{off:.2g}"
                 )
-            # The next texts end with what was written, whose last token has no key/values yet.
+            # The next contexts end with the written tokens, the last of which has no key/values yet.
             texts = [((*row.context.ids, *row.tokens), row.kept) for row in rows]
-            contexts = [Context(ids, kept, len(ids) - 1) for ids, kept in texts]
+            contexts = [DecodeContext(ids, kept, len(ids) - 1) for ids, kept in texts]
     except Exception as error:
         return f"it fails ({first_sentence(error)})"
     return ""
@@ -317,7 +320,7 @@ def _fault(model: Any) -> str:
 
 @torch.inference_mode()
 def _plain_log_likelihood(model: Any, row: DecodeRow) -> float:
-    """The log-likelihood of a row's tokens in one sequence, with nothing of ours in it."""
+    """Compute the log-likelihood of a row's tokens in a plain sequence, with transformers' own eager attention."""
     ids, tokens = row.context.ids, row.tokens
     with using_kernel(model.config, "eager"):
         logits_LV = model(input_ids=torch.tensor([[*ids, *tokens]])).logits[0, len(ids) - 1 : -1]

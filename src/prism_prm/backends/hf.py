@@ -1,5 +1,5 @@
-"""Local language models of transformers: the policy `hf:<id or folder>`, batched over problems, with key/values kept,
-and the critic `critic:hf:<id or folder>`."""
+"""Local transformers models: the policy `hf:<id or folder>`, batched over problems with a KV cache, and the critic
+`critic:hf:<id or folder>`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from prism_prm.backends.critic_replies import CriticQuestion, Reply, TokenChoice
-from prism_prm.backends.decode import Context, Decoder, DecodeRow, Kept, check_decoding
+from prism_prm.backends.decode import CachedPrefix, DecodeContext, Decoder, DecodeRow, check_decoding
 from prism_prm.backends.openai import TOP
 from prism_prm.backends.policy import (
     Ending,
@@ -38,16 +38,18 @@ T = TypeVar("T")
 SHARE_OF_MEMORY = 0.25
 CPU_BYTES = 2 * 10**9
 TAIL = 8
-"""Tokens before a step that are decoded with it: some tokenizers write a token differently at the start of a text."""
+"""Tokens before a step to decode with it: some tokenizers decode a token differently at the start of a text."""
 SECONDS_TO_GATHER = 0.005
-"""Questions that come within this time are answered in one batch."""
+"""Questions that arrive within this time are answered in one batch."""
 ROWS_AT_ONCE = 64
-"""Tokens whose log-probabilities are ranked together: each has one per word of the vocabulary."""
+"""Tokens whose log-probabilities are ranked together; each has one per vocabulary entry."""
 
 
 class HfPolicy:
-    """A local policy. Its text so far is tokenized as a whole before every step, as a server does it; key/values are
-    reused as far as the tokens agree with those that were written.
+    """A local policy.
+
+    Like a server, it tokenizes the whole text before every step. Key/values are reused as far as the tokens agree with
+    those that were written.
     """
 
     has_log_likelihood = True
@@ -63,40 +65,40 @@ class HfPolicy:
     ) -> None:
         self.name = name
         self.model = model.eval()
-        set_kernel(model.config, SHARED)  # SDPA, save for decoding
+        set_kernel(model.config, SHARED)  # SDPA, except for decoding
         self.tokenizer = tokenizer
         self.prompting = prompting or Prompting()
         self.token_budget = token_budget or _tokens_in_memory(model)
-        """Tokens of one batch (context and new ones, padding included); by default what memory allows. While more than
-        these are kept for callers, nothing further is: their texts are read again."""
+        """Tokens per batch (context and new ones, padding included); by default what memory allows. Also the limit of
+        tokens kept for callers: beyond it, states are not kept, and those texts are read again."""
         self.windows = attention_windows(model.base_model)
         self.context: int = model.config.max_position_embeddings
         self.end_ids = _end_ids(model, tokenizer)
         self.num_read = 0
-        """Tokens of contexts that went through the model: what was not kept."""
-        self._kept: WeakSet[Kept] = WeakSet()
-        """Key/values that somebody still points to."""
+        """The number of context tokens that were not cached and went through the model."""
+        self._kept: WeakSet[CachedPrefix] = WeakSet()
+        """Key/values that callers still reference."""
         self._may_stop: dict[tuple[int, str], bool] = {}
 
     def identity(self) -> str:
-        """The weights with their config, the tokenizer, and the prompt."""
+        """Identify the weights with their config, the tokenizer, and the prompt."""
         facts = plain_config(self.model.config), repr(self.prompting), sorted(self.end_ids)
         texts = json.dumps(facts, sort_keys=True, default=str), tokenizer_text(self.tokenizer)
         return f"hf:{hash_tensors(texts, self.model.state_dict().items())}"
 
     def prompt(self, problem: str) -> str:
-        """The problem in the model's chat template."""
+        """Apply the model's chat template to a problem."""
         return render(problem, self.prompting, self.tokenizer)
 
     def close(self) -> None:
-        """Nothing is held between calls but what the caller holds."""
+        """Do nothing: all state belongs to the caller."""
 
     def write(
         self, requests: Sequence[StepRequest], sampling: Sampling, *, stops: Sequence[str] | None = None, top_k: int = 0
     ) -> list[Written]:
-        """One continuation per request; contexts of similar length together, as many as the token budget allows.
+        """Write one continuation per request, in batches of similar length that fit the token budget.
 
-        `stops` replace the stop string, and `top_k` samples from so many of the likeliest tokens, as critics need it.
+        For critics: `stops` replace the stop string, and `top_k` samples from that many of the most likely tokens.
         """
         ends = (sampling.stop,) if stops is None else tuple(stops)
         states = {request.text: request.state for request in requests}
@@ -104,15 +106,15 @@ class HfPolicy:
         contexts = {text: self._context(ids, states[text]) for text, ids in zip(states, token_ids, strict=True)}
         lengths = [len(contexts[request.text].ids) for request in requests]
 
-        def run(some: Sequence[int]) -> list[DecodeRow]:
-            """One continuation per request, all together."""
+        def run(batch: Sequence[int]) -> list[DecodeRow]:
             rows = []
             has_room = sum(piece.keys_values.shape[-2] for piece in self._kept) < self.token_budget
-            for i in some:
-                key = None if requests[i].greedy or sampling.temperature == 0 else requests[i].key
-                most = min(requests[i].max_tokens, self.context - lengths[i])
-                row_stops = () if requests[i].whole else ends
-                rows.append(DecodeRow(contexts[requests[i].text], key, most, requests[i].keep and has_room, row_stops))
+            for request, length in ((requests[i], lengths[i]) for i in batch):
+                key = None if request.greedy or sampling.temperature == 0 else request.key
+                max_tokens = min(request.max_tokens, self.context - length)
+                row_stops = () if request.whole else ends
+                keeps = request.keep and has_room
+                rows.append(DecodeRow(contexts[request.text], key, max_tokens, keeps, row_stops))
             distinct = list(dict.fromkeys(row.context for row in rows))
             Decoder(self.model, self.windows).run(
                 distinct, rows, self._is_over,
@@ -126,8 +128,8 @@ class HfPolicy:
                     piece = piece.base
             return rows
 
-        # A text that fills the context already cannot be continued.
-        found = [Written("", "cut", 0, 0.0) for _ in requests]
+        # A text that already fills the context cannot be continued.
+        steps = [Written("", "cut", 0, 0.0) for _ in requests]
         order = sorted(range(len(requests)), key=lambda i: (lengths[i], requests[i].text))
         batches: list[list[int]] = []
         longest = 0
@@ -139,21 +141,21 @@ class HfPolicy:
             batches[-1].append(i)
             longest = max(longest, length)
         for batch in batches:
-            for some, rows in halving(batch, run, lambda _: "one solution"):
-                for i, row in zip(some, rows, strict=True):
-                    found[i] = self._written(row)
-        return found
+            for part, rows in halving(batch, run, lambda _: "one solution"):
+                for i, row in zip(part, rows, strict=True):
+                    steps[i] = self._to_step(row)
+        return steps
 
-    def _context(self, ids: list[int], known: Kept | None) -> Context:
+    def _context(self, ids: list[int], known: CachedPrefix | None) -> DecodeContext:
         if not ids:
             raise ModelError(f"{self.name}: the prompt has no tokens")
         if known is None:
-            return Context(tuple(ids), None, 0)
-        # The last token always goes through the model: the logits behind it are needed.
+            return DecodeContext(tuple(ids), None, 0)
+        # The last token always goes through the model, because the logits after it are needed.
         shared = min(len(known.ids), len(ids) - 1)
         if tuple(ids[:shared]) != known.ids[:shared]:
             shared = next(i for i in range(shared) if ids[i] != known.ids[i])
-        return Context(tuple(ids), known if shared else None, shared)
+        return DecodeContext(tuple(ids), known if shared else None, shared)
 
     def _is_over(self, row: DecodeRow) -> bool:
         token = row.tokens[-1]
@@ -161,7 +163,7 @@ class HfPolicy:
             return True
         for stop in row.stops:
             if (token, stop) not in self._may_stop:
-                # Only a token with the stop string's last character can complete it; bytes of one character show as �.
+                # Only a token with the stop string's last character can complete it; partial characters decode as �.
                 text = self._decode([token])
                 self._may_stop[token, stop] = stop[-1] in text or "�" in text
             if self._may_stop[token, stop] and stop in self._text(row):
@@ -174,20 +176,20 @@ class HfPolicy:
 
     def _text(self, row: DecodeRow) -> str:
         before = row.context.ids[-TAIL:]
-        head, whole = self._decode(before), self._decode([*before, *row.tokens])
-        return whole[len(head) :] if whole.startswith(head) else self._decode(row.tokens)
+        head, text = self._decode(before), self._decode([*before, *row.tokens])
+        return text[len(head) :] if text.startswith(head) else self._decode(row.tokens)
 
-    def _written(self, row: DecodeRow) -> Written:
-        ended, whole = row.tokens[-1] in self.end_ids, self._text(row)
-        first = min((stop for stop in row.stops if stop in whole), key=whole.find, default="")
-        text, stopped = cut_at_stop(whole, first)
+    def _to_step(self, row: DecodeRow) -> Written:
+        ended, decoded = row.tokens[-1] in self.end_ids, self._text(row)
+        first = min((stop for stop in row.stops if stop in decoded), key=decoded.find, default="")
+        text, stopped = cut_at_stop(decoded, first)
         ending: Ending = "stop" if stopped else "end" if ended else "cut"
         ids = tuple(row.tokens[:-1] if ended else row.tokens)
         return Written(text, ending, len(row.tokens), row.log_likelihood, row.kept, ids)
 
 
 def _tokens_in_memory(model: Any) -> int:
-    """How many tokens a batch may have: key/values take a part of free memory, attention and the PRM need theirs."""
+    """Compute the batch size in tokens: key/values get a part of free memory; attention and the PRM need the rest."""
     config = model.config
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -198,13 +200,13 @@ def _tokens_in_memory(model: Any) -> int:
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a text, as the model, its generation settings and the tokenizer name them."""
+    """Return the tokens that end a text, according to the model, its generation config and the tokenizer."""
     generation = getattr(model, "generation_config", None)
-    named = [tokenizer.eos_token_id, model.config.eos_token_id, getattr(generation, "eos_token_id", None)]
-    found: set[int] = set()
-    for ids in named:
-        found |= set(ids) if isinstance(ids, list | tuple) else {ids} if ids is not None else set()
-    return frozenset(found)
+    sources = [tokenizer.eos_token_id, model.config.eos_token_id, getattr(generation, "eos_token_id", None)]
+    end_ids: set[int] = set()
+    for ids in sources:
+        end_ids |= set(ids) if isinstance(ids, list | tuple) else {ids} if ids is not None else set()
+    return frozenset(end_ids)
 
 
 def load_hf(
@@ -215,7 +217,7 @@ def load_hf(
     device: str | None = None,
     token_budget: int | None = None,
 ) -> HfPolicy:
-    """A policy from a hub id, a folder, or a folder with one GGUF file."""
+    """Load a policy from a hub id, a folder, or a folder with one GGUF file."""
     target = pick_device(device)
     folder = local_folder(str(name))
     if not (folder / "config.json").exists() and not any(folder.glob("*.gguf")):
@@ -226,7 +228,7 @@ def load_hf(
 
 
 class LocalCritic:
-    """A language model of transformers. It continues turns, and gives log-probabilities."""
+    """A critic's model in this process. It continues turns and returns log-probabilities."""
 
     primes = True
     kind = "local"
@@ -238,11 +240,11 @@ class LocalCritic:
         self._waiting: list[tuple[CriticQuestion, asyncio.Future[Reply]]] = []
 
     def identity(self) -> str:
-        """The weights, the config and the tokenizer."""
+        """Identify the weights, the config and the tokenizer."""
         return self.policy.identity()
 
     def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """The results of all, in order; in a thread, since a notebook has a loop of its own."""
+        """Run coroutines together, in a thread, because a notebook has its own event loop."""
 
         async def together() -> list[T]:
             return list(await asyncio.gather(*work))
@@ -251,10 +253,10 @@ class LocalCritic:
             return thread.submit(asyncio.run, together()).result()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no connections."""
 
     async def ask(self, question: CriticQuestion) -> Reply:
-        """One reply, made together with others that are asked at the same time."""
+        """Answer one question, in a batch with others that arrive at the same time."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
         if not self._waiting:
@@ -265,18 +267,20 @@ class LocalCritic:
     def _answer(self) -> None:
         waiting, self._waiting = self._waiting, []
         groups: dict[tuple[Any, ...], list[tuple[CriticQuestion, asyncio.Future[Reply]]]] = {}
-        for one, future in waiting:
-            how = (one.temperature, one.top_p, one.top_k, one.stops, one.log_probabilities)
-            groups.setdefault(how, []).append((one, future))
-        for some in groups.values():
+        for question, future in waiting:
+            sampling = (
+                question.temperature, question.top_p, question.top_k, question.stops, question.log_probabilities
+            )  # fmt: skip
+            groups.setdefault(sampling, []).append((question, future))
+        for group in groups.values():
             try:
-                replies = self._write([question for question, _ in some])
-            except Exception as error:  # whatever it is, it is for those who asked; Ctrl-C ends the loop itself
-                for _, future in some:
+                replies = self._write([question for question, _ in group])
+            except Exception as error:  # raised to the callers; Ctrl-C ends the loop itself
+                for _, future in group:
                     if not future.done():
                         future.set_exception(error)
                 continue
-            for (_, future), reply in zip(some, replies, strict=True):
+            for (_, future), reply in zip(group, replies, strict=True):
                 if not future.done():
                     future.set_result(reply)
 
@@ -285,27 +289,27 @@ class LocalCritic:
         texts = list(map(self._text, questions))
         written = self.policy.write(
             [
-                StepRequest(text, one.seed, one.max_tokens, keep=False)
-                for text, one in zip(texts, questions, strict=True)
+                StepRequest(text, question.seed, question.max_tokens, keep=False)
+                for text, question in zip(texts, questions, strict=True)
             ],
             Sampling(temperature=first.temperature, top_p=first.top_p),
             stops=first.stops,
             top_k=first.top_k,
         )
         replies = []
-        for text, found in zip(texts, written, strict=True):
-            tokens = self._choices(text, found.ids) if first.log_probabilities else None
-            places = {stop: found.text.find(stop) for stop in first.stops if stop in found.text}
-            stop = min(places, key=places.__getitem__, default=None)
-            said = found.text if stop is None else found.text[: places[stop]]
+        for text, step in zip(texts, written, strict=True):
+            tokens = self._choices(text, step.ids) if first.log_probabilities else None
+            positions = {stop: step.text.find(stop) for stop in first.stops if stop in step.text}
+            stop = min(positions, key=positions.__getitem__, default=None)
+            answer = step.text if stop is None else step.text[: positions[stop]]
             num_read = len(self.policy.tokenizer(text)["input_ids"])
-            reason: Literal["length", "stop"] = "length" if found.ending == "cut" and stop is None else "stop"
-            replies.append(Reply(said, reason, num_read, found.num_tokens, stopped_by=stop, tokens=tokens))
+            reason: Literal["length", "stop"] = "length" if step.ending == "cut" and stop is None else "stop"
+            replies.append(Reply(answer, reason, num_read, step.num_tokens, stopped_by=stop, tokens=tokens))
         seconds = round((time.monotonic() - start) / len(questions), 3)
         return [msgspec.structs.replace(reply, seconds=seconds) for reply in replies]
 
     def _text(self, question: CriticQuestion) -> str:
-        """The chat as text, up to where the critic continues."""
+        """Render the chat, up to where the critic continues."""
         opening, begun = question.opening, question.begun
         if not getattr(self.policy.tokenizer, "chat_template", None):
             return "\n\n".join([*(content for _, content in question.turns), opening + begun if begun else ""])
@@ -314,22 +318,22 @@ class LocalCritic:
 
     @torch.no_grad()
     def _choices(self, text: str, written: tuple[int, ...]) -> tuple[TokenChoice, ...] | None:
-        """The likeliest tokens in the place of each one written after a text; of nothing, in the place of the first."""
+        """Return the most likely tokens at each position written after a text; if none was, at the first position."""
         model, tokenizer = self.policy.model, self.policy.tokenizer
         ids = [*tokenizer(text)["input_ids"], *written[:-1]]
         if len(ids) >= self.policy.context:
             return None
-        num_places = max(1, len(written))
+        num_positions = max(1, len(written))
         logits_NV = model(
-            input_ids=torch.tensor([ids], device=model.device), use_cache=False, logits_to_keep=num_places
-        ).logits[0, -num_places:]
-        found: list[TokenChoice] = []
+            input_ids=torch.tensor([ids], device=model.device), use_cache=False, logits_to_keep=num_positions
+        ).logits[0, -num_positions:]
+        choices: list[TokenChoice] = []
         for part_NV in logits_NV.split(ROWS_AT_ONCE):
             best = torch.log_softmax(part_NV.float(), -1).topk(min(TOP, part_NV.shape[-1]))
             for values, tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True):
                 top: dict[str, float] = {}
                 for token, value in zip(tokens, values, strict=True):
                     top.setdefault(tokenizer.decode([token]), value)
-                said = tokenizer.decode([written[len(found)]]) if written else ""
-                found.append(TokenChoice(said, tuple(top.items())))
-        return tuple(found)
+                token = tokenizer.decode([written[len(choices)]]) if written else ""
+                choices.append(TokenChoice(token, tuple(top.items())))
+        return tuple(choices)

@@ -1,4 +1,4 @@
-"""Open a PRM: `load_prm` reads one, `init_prm` makes a new one from a language model."""
+"""Load a PRM with `load_prm`, or make a new one from a language model with `init_prm`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from prism_prm.models.load_settings import LoadSettings, OnTooLong
 from prism_prm.models.lower_cache import CacheSettings
 from prism_prm.models.model_files import base_of, is_adapter, local_folder
 from prism_prm.models.module import PrmModule
-from prism_prm.models.prm import PRM, check_choice
+from prism_prm.models.prm import PRM, check_on_too_long
 from prism_prm.models.prm_folder import load_folder
 from prism_prm.net import RetryPolicy, Server
 from prism_prm.scorer import Scorer
@@ -58,17 +58,17 @@ def load_prm(
     Args:
         name: folder or hub id of a PRM or a LoRA adapter; for a folder of `prism train`, its best round is loaded.
             `prism:URL#MODEL` and `vllm:URL#MODEL` are PRMs behind a server.
-        family: the PRM's family, needed if prism.json, name and architecture do not tell; `my_file.py:Mine` is a class
-            in your own file, which is run.
+        family: the PRM's family, needed if prism.json, name and architecture do not tell. `my_file.py:Mine` runs a
+            class in your own file.
         settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
-        adapter: folder of a LoRA adapter (peft) to merge into it.
+        adapter: folder of a LoRA adapter (peft) to merge into the PRM.
         compat: reproduce the quirk of the published code, if the family has one.
-        dtype: "auto" for the checkpoint's own; default: "auto" on a GPU, float32 on a CPU.
-        device: where the model runs; default: a GPU if there is one.
-        device_map: spread it over several devices as accelerate does ("auto", or a map); instead of `device`.
+        dtype: "auto" for the checkpoint's own. By default "auto" on a GPU and float32 on a CPU.
+        device: where the model runs. By default a GPU if there is one.
+        device_map: spread the model over several devices as accelerate does ("auto", or a map); instead of `device`.
         attn: "sdpa" (everywhere) or "flex" (GPU; several trees per row).
-        token_budget: tokens per forward pass, padding included; default 16,384 on a GPU, 8,192 on a CPU.
-        context: the maximum length of a path in tokens; default: the model's own.
+        token_budget: tokens per forward pass, padding included. By default 16,384 on a GPU and 8,192 on a CPU.
+        context: the maximum length of a path in tokens. By default the model's own limit.
         on_too_long: what to do with a step whose path exceeds the context: "error" stops, "drop-left-steps" scores it
             without the earliest steps, "skip" leaves it without a score (NaN).
         cache: a folder that caches the activations of the frozen layers that prism.json names.
@@ -86,14 +86,14 @@ def load_prm(
         >>> len(prm.score("What is 2 + 3 * 4?", ["3 * 4 = 12.", "2 + 12 = 15."]))
         2
     """
-    LoadSettings(  # refuses what is out of range
+    LoadSettings(  # raises for values out of range
         token_budget=token_budget, context=context, cache_gb=cache_gb, prm_timeout=prm_timeout,
         prm_retries=prm_retries, prm_concurrency=prm_concurrency,
     )  # fmt: skip
     if (remote := remote_place(name)) is not None:
         if check and local is None:
-            raise ConfigError(f"{name}: to check it, name its local copy (--local, local= in Python)")
-        check_choice(on_too_long)
+            raise ConfigError(f"{name}: to check it, name its local copy (--set load.local=…, local= in Python)")
+        check_on_too_long(on_too_long)
         key = "PRISM_API_KEY" if remote.kind == "prism" else "VLLM_API_KEY"
         server = Server(remote.url, RetryPolicy(prm_timeout, prm_retries), prm_concurrency, key_variable=key)
         served: RemotePRM
@@ -108,14 +108,14 @@ def load_prm(
             compare_with(served, load_prm(local, family=family, settings=settings, device=device))
         return served
     if device is not None and device_map is not None:
-        raise ConfigError("give device or device_map, not both")
+        raise ConfigError("pass device or device_map, not both")
     name = prm_folder(name)
     if is_adapter(name):
         if adapter is not None:
-            raise ConfigError(f"{name} is an adapter itself; give its base model, or no adapter=")
+            raise ConfigError(f"{name} is an adapter itself; pass its base model, or no adapter=")
         name, adapter = base_of(Path(name)), name
     target = pick_device(device)
-    module, laid_out, card = load_folder(
+    module, instance, card = load_folder(
         str(name),
         family=family,
         settings=settings,
@@ -129,7 +129,7 @@ def load_prm(
     )
     if adapter is not None:
         files = module.files
-        assert files is not None, "it was loaded from a folder"
+        assert files is not None, "load_folder sets it"
         files.add(Path(adapter))
         module = merge_adapter(module, Path(adapter))
         files.check_loaded()
@@ -142,18 +142,18 @@ def load_prm(
                 f"cache, or train with hardware.frozen_layers"
             )
         cache = CacheSettings(cache, card.frozen_layers, cache_gb)
-    return PRM(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=cache)
+    return PRM(module, instance, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=cache)
 
 
 def open_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name: str = "") -> Scorer:
-    """Return `prm` itself, or load it from a folder or hub id, or open the critic that it names."""
+    """Return `prm` if it is a scorer; otherwise load it from a folder or hub id, or open the critic of that name."""
     if isinstance(prm, Scorer):
         return prm
     if not isinstance(prm, str | Path):
         raise ConfigError(f"expected a PRM, its folder or hub id, or a subclass of Scorer; found {type(prm).__name__}")
     options = options or PrmOptions()
     if options.ray is not None:
-        raise ConfigError("ray: here one process holds the PRM; leave out the Ray cluster")
+        raise ConfigError("ray: the PRM must be in this process here; leave out the Ray cluster")
     if isinstance(prm, str) and is_critic(prm):
         return open_critic(prm, options.critic, dtype=options.dtype, device=options.device)
     return load_prm(prm, **options.load_options(name))
@@ -180,15 +180,14 @@ def init_prm(
 
     Args:
         backbone: the language model: a hub id, a folder, or a folder with one GGUF file.
-        family: how problem and steps are laid out and read; `my_file.py:Mine` is a class in your own file, which is
-            run.
+        family: how problem and steps are laid out and read. `my_file.py:Mine` runs a class in your own file.
         settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
-        dtype: "auto" for the checkpoint's own; default: "auto" on a GPU, float32 on a CPU.
-        device: where the model runs; default: a GPU if there is one.
+        dtype: "auto" for the checkpoint's own. By default "auto" on a GPU and float32 on a CPU.
+        device: where the model runs. By default a GPU if there is one.
         attn: "sdpa" (everywhere) or "flex" (GPU; several trees per row).
         seed: the seed for the head.
         layers: use only this many of the backbone's lowest layers; middle layers are often as good for judging steps.
-        token_budget: tokens per forward pass, padding included; default 16,384 on a GPU, 8,192 on a CPU.
+        token_budget: tokens per forward pass, padding included. By default 16,384 on a GPU and 8,192 on a CPU.
         on_too_long: what to do with a step whose path exceeds the context: "error" stops, "drop-left-steps" scores it
             without the earliest steps, "skip" leaves it without a score (NaN).
         allow_pickle: allow pickled weights, which can run arbitrary code.
@@ -221,19 +220,19 @@ def init_prm(
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
             with torch.no_grad():
                 model.get_input_embeddings().weight[old:] = mean_H
-    laid_out = kind(tokenizer, settings=settings)
+    instance = kind(tokenizer, settings=settings)
     body = model.base_model if kind.uses_lm_head else model
-    head = _fresh_head(laid_out, model, seed)
-    module = PrmModule(body, head.to(next(body.parameters()).dtype), laid_out).to(target).eval()
+    head = _fresh_head(instance, model, seed)
+    module = PrmModule(body, head.to(next(body.parameters()).dtype), instance).to(target).eval()
     check_packing(module)
     card = Card(
-        kind.name, laid_out.chosen, aggregator=kind.aggregator, family_sha256=kind.sha256, base_model=hub_id(backbone)
+        kind.name, instance.chosen, aggregator=kind.aggregator, family_sha256=kind.sha256, base_model=hub_id(backbone)
     )
-    return PRM(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
+    return PRM(module, instance, card, token_budget=token_budget, on_too_long=on_too_long)
 
 
 def _fresh_head(family: Family, model: Any, seed: int) -> nn.Module:
-    """A head drawn as transformers draws linear layers, or the language model's output layer."""
+    """Make a random head, initialized like transformers' linear layers, or reuse the model's output layer."""
     config = model.config
     head = family.make_head(config.hidden_size, config)
     if family.uses_lm_head:
@@ -241,7 +240,7 @@ def _fresh_head(family: Family, model: Any, seed: int) -> nn.Module:
         if output.bias is not None:
             raise ModelError(f"{config.model_type}: its output layer has a bias, but family {family.name!r} has none")
         head.weight = output.weight
-        # The folder may have an output layer of its own, whatever its config says.
+        # The folder may have a separate output layer, whatever its config says.
         config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
         return head
     generator = torch.Generator().manual_seed(seed)

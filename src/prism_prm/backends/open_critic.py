@@ -17,23 +17,23 @@ PREFIX = "critic:"
 
 
 def is_critic(place: object) -> bool:
-    """Whether a PRM's name is that of a critic."""
+    """Whether a PRM's name refers to a critic."""
     return isinstance(place, str) and place.startswith(PREFIX)
 
 
 def check_critic(place: str, settings: CriticSettings) -> CriticFormat:
-    """Refuse at once what can be no critic: an unknown kind, a wrong address, no such format. Nothing is asked."""
-    kind, where = _kind_and_where(place)
+    """Raise early if `place` cannot be a critic: unknown kind, wrong address, no such format. Sends no request."""
+    kind, target = _split_place(place)
     if kind == "openai":
-        check_address(where)
+        check_address(target)
     else:
         from prism_prm.models.model_files import check_model
 
-        check_model(where)
+        check_model(target)
     format = read_format(settings.format, settings.prompt)
     if settings.code:
         if not any(stage.code for stage in format.stages):
-            raise ConfigError(f"--critic-code: the format {settings.format} has no part with code")
+            raise ConfigError(f"-C code=true: the format {settings.format} has no part with code")
         from prism_prm.backends.critic import code_runner
 
         code_runner()
@@ -43,14 +43,14 @@ def check_critic(place: str, settings: CriticSettings) -> CriticFormat:
 def open_critic(
     place: str, settings: CriticSettings | None = None, *, dtype: str | None = None, device: str | None = None
 ) -> Critic:
-    """A critic, which scores steps by asking a model in words: one behind a server, or a local one.
+    """Open a critic: a local or served language model that judges steps in words.
 
     Args:
         place: `critic:openai:http://localhost:8000/v1` or `critic:hf:my-folder`. A server's key is read from
             $OPENAI_API_KEY.
         settings: the format, votes, what to do about missing verdicts, and the budget.
         dtype: the precision of a local model.
-        device: where a local model runs.
+        device: the device of a local model.
 
     Example:
         >>> critic = open_critic("critic:hf:my-lm", CriticSettings(on_missing="skip", votes=2))
@@ -62,21 +62,21 @@ def open_critic(
     settings = settings or CriticSettings()
     settings = replace(settings, on_missing=settings.on_missing or "error")
     format = check_critic(place, settings)
-    kind, where = _kind_and_where(place)
+    kind, target = _split_place(place)
     run_code = code_runner() if settings.code else None
     if kind == "openai":
-        return Critic(ServedCritic(where, settings), format, settings, run_code)
+        return Critic(ServedCritic(target, settings), format, settings, run_code)
     from prism_prm.backends.hf import LocalCritic
 
-    local = LocalCritic(where, dtype=dtype, device=device)
+    local = LocalCritic(target, dtype=dtype, device=device)
     return Critic(local, format, settings, run_code)
 
 
-def _kind_and_where(place: str) -> tuple[str, str]:
-    kind, colon, where = place.removeprefix(PREFIX).partition(":")
-    if not is_critic(place) or not colon or kind not in ("openai", "hf") or not where:
+def _split_place(place: str) -> tuple[str, str]:
+    kind, colon, target = place.removeprefix(PREFIX).partition(":")
+    if not is_critic(place) or not colon or kind not in ("openai", "hf") or not target:
         raise ConfigError(
             f"{place!r} is not a critic; expected critic:openai:BASE_URL or critic:hf:FOLDER, "
             f"e.g. critic:openai:http://localhost:8000/v1"
         )
-    return kind, where
+    return kind, target

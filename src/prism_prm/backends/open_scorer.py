@@ -1,5 +1,7 @@
-"""Scorers by name: whether a name can be one (checked before anything heavy loads), and the opened scorer, held by this
-process or by the workers of a Ray cluster (`PrmOptions.ray`)."""
+"""Open scorers by name, in this process or on the workers of a Ray cluster (`PrmOptions.ray`).
+
+`check_scorer` reports a wrong name before anything heavy is imported.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +28,24 @@ from prism_prm.scorer import Scorer, ScorerFacts, StepSession, TreeScores
 from prism_prm.tree import StepTree
 
 TREES_AT_ONCE = 64
-"""Trees that a worker is sent together, by calls that do not say."""
+"""The default number of trees per chunk for a worker."""
 REMOTE = ("prism", "vllm")
-"""What stands before the address of a server."""
+"""Prefixes of server addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemotePlace:
-    """Where a remote PRM is."""
+    """The address of a remote PRM."""
 
     kind: str
     """One of REMOTE."""
     url: str
     model: str
-    """Which of the server's models; "" if it has only one."""
+    """One of the server's models; "" if it has only one."""
 
 
 def remote_place(name: object) -> RemotePlace | None:
-    """The server and model of `prism:http://host:8000#model`; None for the name of a local PRM."""
+    """Parse `prism:http://host:8000#model`; None for the name of a local PRM."""
     kind, colon, rest = str(name).partition(":")
     if not isinstance(name, str) or not colon or kind not in REMOTE:
         return None
@@ -52,41 +54,41 @@ def remote_place(name: object) -> RemotePlace | None:
 
 
 def place_for_workers(prm: Scorer | str | Path) -> str | Path:
-    """The place of a PRM that workers of a cluster can open; a critic, or a PRM that is open, is refused."""
+    """Return a PRM's place if workers of a cluster can open it. Raises for critics and for PRMs that are open."""
     if not isinstance(prm, str | Path):
-        raise ConfigError("workers of a Ray cluster load a PRM themselves: give its folder or hub id, not the PRM")
+        raise ConfigError("workers of a Ray cluster load a PRM themselves: pass its folder or hub id, not the PRM")
     if is_critic(prm):
         raise ConfigError(
             f"--ray: {prm} is a critic, and critics do not run on Ray. Serve its model on the cluster, e.g. with vLLM, "
-            "and give critic:openai:URL with more --critic-concurrency"
+            "and use critic:openai:URL with a higher -C concurrency=…"
         )
     return prm
 
 
 @dataclass(frozen=True, slots=True)
 class PrmOptions(LoadSettings):
-    """How PRMs are opened: the options of `load_prm`, those of critics, and where they run."""
+    """How to open PRMs: the options of `load_prm`, the settings of critics, and the Ray cluster."""
 
     families: Mapping[str, str] = field(default_factory=dict)
-    """Families by the names of PRMs, where several are compared; others have `family`."""
+    """Families by the names of PRMs, if several are compared. By default `family`."""
     critic: CriticSettings = field(default_factory=CriticSettings)
-    """For PRMs that are critics."""
+    """Settings for PRMs that are critics."""
     ray: RaySettings | None = None
-    """The Ray cluster whose workers hold PRMs; by default this process does."""
+    """The Ray cluster whose workers load the PRM. By default this process loads it."""
 
     def skipping(self) -> PrmOptions:
-        """Steps that are too long are skipped, unless something else is asked for."""
+        """Return these options with "skip" as the default of `on_too_long`."""
         return replace(self, on_too_long=self.on_too_long or "skip")
 
     def load_options(self, name: str) -> dict[str, Any]:
-        """The arguments of `load_prm` for the PRM of this name."""
-        options = {one.name: getattr(self, one.name) for one in fields(LoadSettings)}
+        """Return the arguments of `load_prm` for the PRM of this name."""
+        options = {each.name: getattr(self, each.name) for each in fields(LoadSettings)}
         family, too_long = self.families.get(name, self.family), self.on_too_long or "error"
         return options | {"family": family, "on_too_long": too_long}
 
 
 def check_scorer(place: Scorer | str | Path, options: PrmOptions, name: str = "") -> None:
-    """Refuse at once what `opened_prm` would refuse later, given the same options."""
+    """Raise early what `opened_prm` would raise later with the same options."""
     if options.ray is not None:
         place_for_workers(place)
     if not isinstance(place, str | Path):
@@ -99,7 +101,7 @@ def check_scorer(place: Scorer | str | Path, options: PrmOptions, name: str = ""
         server_address(remote.url)
         if options.local is None:
             if options.check:
-                raise ConfigError(f"{place}: to check it, name its local copy with --local")
+                raise ConfigError(f"{place}: to check it, name its local copy with --set load.local=FOLDER")
             return
         place = options.local
     family = options.families.get(name, options.family)
@@ -108,7 +110,7 @@ def check_scorer(place: Scorer | str | Path, options: PrmOptions, name: str = ""
 
 @contextlib.contextmanager
 def opened_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name: str = "") -> Iterator[Scorer]:
-    """The scorer of `open_prm`; with `options.ray`, one that the workers of a cluster hold until the block ends."""
+    """Open a scorer as `open_prm` does; with `options.ray`, on the workers of a cluster until the block ends."""
     options = options or PrmOptions()
     if options.ray is None:
         from prism_prm.backends.load_prm import open_prm
@@ -121,37 +123,37 @@ def opened_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name
 
 
 def prm_for_workers(prm: Scorer | str | Path, options: PrmOptions, name: str = "") -> Opening[Scorer]:
-    """What opens the PRM where its folders are found: no path in it depends on where this process runs."""
-    given = place_for_workers(prm)
+    """Describe how workers open the PRM; all paths are absolute, so they do not depend on this process."""
+    source = place_for_workers(prm)
     load = {key: value for key, value in options.load_options(name).items() if value is not None}
-    is_local, place = remote_place(given) is None, str(given)
+    is_local, place = remote_place(source) is None, str(source)
     if is_local:
-        place = _absolute(prm_folder(given))
+        place = _absolute(prm_folder(source))
         if is_adapter(place) and "adapter" not in load:
             place, load["adapter"] = _absolute(base_of(Path(place))), place
     load |= {key: _absolute(load[key]) for key in ("adapter", "local", "cache") if key in load}
     if family := load.get("family"):
         file, colon, kind = str(family).rpartition(":")
         load["family"] = f"{_absolute(file)}{colon}{kind}"
-    named = [place, load.get("adapter"), load.get("local")]
-    folders = tuple(folder for folder in named if folder is not None and os.path.isdir(folder))
-    return Opening(functools.partial(_make, place=place, load=load), folders, is_local or "local" in load)
+    sources = [place, load.get("adapter"), load.get("local")]
+    folders = tuple(folder for folder in sources if folder is not None and os.path.isdir(folder))
+    return Opening(functools.partial(_load, place=place, load=load), folders, is_local or "local" in load)
 
 
 def _absolute(place: str | Path) -> str:
-    """A path that other processes understand; a hub id stays as it is."""
+    """Make a path absolute; a hub id stays as it is."""
     return os.path.abspath(place) if os.path.exists(place) else str(place)
 
 
-def _make(found: Mapping[str, str], *, place: str, load: Mapping[str, Any]) -> Scorer:
-    from prism_prm.backends.load_prm import load_prm  # heavy, and the driver does without
+def _load(folders: Mapping[str, str], *, place: str, load: Mapping[str, Any]) -> Scorer:
+    from prism_prm.backends.load_prm import load_prm  # heavy, and the driver does not need it
 
-    own = {key: found.get(value, value) if key in ("adapter", "local") else value for key, value in load.items()}
-    return load_prm(found.get(place, place), **own)
+    options = {key: folders.get(value, value) if key in ("adapter", "local") else value for key, value in load.items()}
+    return load_prm(folders.get(place, place), **options)
 
 
 class RayScorer(Scorer):
-    """A PRM that the workers of a cluster hold and share the work of."""
+    """A PRM on the workers of a cluster, which share the work."""
 
     def __init__(self, workers: Workers[Scorer]) -> None:
         self.workers: Workers[Scorer] = workers
@@ -175,11 +177,11 @@ class RayScorer(Scorer):
         wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
         results: dict[int, list[TreeScores]] = {}
         with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
-            for chunk, found in self.workers.run(_score, self._chunks(list(zip(trees, wanted, strict=True)))):
-                results[chunk.number] = found
+            for chunk, scores in self.workers.run(_score, self._chunks(list(zip(trees, wanted, strict=True)))):
+                results[chunk.number] = scores
                 bar(chunk.size)
                 advance(chunk.size)
-        return [scores for number in sorted(results) for scores in results[number]]
+        return [tree_scores for number in sorted(results) for tree_scores in results[number]]
 
     def count_tokens(self, tree: StepTree) -> int:
         return self.count_all([tree])
@@ -188,23 +190,23 @@ class RayScorer(Scorer):
         return sum(count for _, count in self.workers.run(Scorer.count_all, self._chunks(trees)))
 
     def can_score_all(self, solutions: Sequence[StepTree]) -> list[bool]:
-        found = {chunk.number: fits for chunk, fits in self.workers.run(Scorer.can_score_all, self._chunks(solutions))}
-        return [fits for number in sorted(found) for fits in found[number]]
+        done = {chunk.number: fits for chunk, fits in self.workers.run(Scorer.can_score_all, self._chunks(solutions))}
+        return [fits for number in sorted(done) for fits in done[number]]
 
     def can_score(self, step: str, depth: int) -> bool:
         return bool(self.workers.ask(methodcaller("can_score", step, depth)))
 
     def session(self, problems: Sequence[str]) -> StepSession[Any]:
-        """Refused: a session lives in one process, so whoever needs one works there as a whole."""
+        """Not supported: a session lives in one process."""
         raise ConfigError(
-            f"a session on {len(problems)} problems: a PRM that workers hold has none; open it where the PRM is loaded"
+            f"a session on {len(problems)} problems: a PRM on Ray workers has no sessions; load the PRM in this process"
         )
 
     @staticmethod
     def _chunks(items: Sequence[Any]) -> Iterator[Chunk[Any]]:
         for start in range(0, len(items), TREES_AT_ONCE):
-            some = items[start : start + TREES_AT_ONCE]
-            yield Chunk(start, f"trees {start + 1} to {start + len(some)}", some, len(some))
+            part = items[start : start + TREES_AT_ONCE]
+            yield Chunk(start, f"trees {start + 1} to {start + len(part)}", part, len(part))
 
 
 def _score(scorer: Scorer, work: Sequence[tuple[StepTree, Sequence[int]]]) -> list[TreeScores]:

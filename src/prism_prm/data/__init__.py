@@ -1,1 +1,1 @@
-"""Files of labeled solutions, problems and pools; trees and pairs made from them."""
+"""Read labeled solutions, problems and pools; make trees and pairs."""

@@ -1,6 +1,6 @@
-"""From labeled solutions to `trees.parquet`, `pairs.parquet` and `summary.json`, as a stream.
+"""Stream labeled solutions into `trees.parquet`, `pairs.parquet` and `summary.json`.
 
-Trees are read, paired and written in chunks, so that memory does not grow with the data.
+Trees are read, paired and written in chunks, so memory does not grow with the data.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from prism_prm.tree import PAIR_KINDS, PairKind
 Write = Callable[[pa.Table], None]
 
 CHUNK_NODES = 16384
-"""Steps per chunk: enough for NumPy to be busy, few enough to stay small."""
+"""Steps per chunk: enough to keep NumPy busy, few enough to keep memory low."""
 MAX_RATINGS = 16
-"""Ratings are listed by value only where there are not more values than this; soft labels are too many."""
+"""Up to this many distinct ratings are counted by value; soft labels have too many."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairRecipe:
-    """Everything that decides which pairs are made from the input."""
+    """Everything that determines which pairs are made from the input."""
 
     pairs: PairSettings = field(default_factory=PairSettings)
     splits: Splits | None = None
@@ -68,8 +68,8 @@ def build_pairs(
     Args:
         inputs: files, folders or hub datasets of labeled solutions, or a `Reader` of them.
         out: folder for trees.parquet, pairs.parquet and summary.json.
-        recipe: which steps are compared, splits, and problems to leave out.
-        advance: called with the number of further bytes of input that are done.
+        recipe: which steps to compare, splits, and problems to leave out.
+        advance: a callback, called with the number of newly read bytes of input.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs", PairRecipe(PairSettings(lookahead="none")))
@@ -113,7 +113,7 @@ def build_pairs(
                     "perturbed": perturbed,
                 }
                 tree = np.concatenate([columns.tree for columns in kinds.values()])
-                # Pairs are written tree by tree. Numbers of 16 bits are sorted by counting.
+                # Pairs are written tree by tree. NumPy sorts 16-bit numbers with a radix sort.
                 order = np.argsort(tree.astype(np.uint16) if len(splits) < 2**16 else tree, kind="stable")
                 tree = tree[order]
                 position, chosen, rejected, gap, rollouts = (
@@ -122,8 +122,8 @@ def build_pairs(
                 )
                 codes = np.array([PAIR_KINDS.index(kind) for kind in kinds], dtype=np.int32)
                 kind = np.repeat(codes, [len(columns) for columns in kinds.values()])[order]
-                own = tree + np.int32(first_id)
-                small = (own, position, chosen, rejected, own, kind, splits[tree])
+                ids = tree + np.int32(first_id)
+                small = (ids, position, chosen, rejected, ids, kind, splits[tree])
                 estimates = pa.array(gap, mask=np.isnan(gap)), pa.array(rollouts, mask=rollouts < 0)
                 _write(write_pairs, small, *estimates, counts)
                 tree_counts.add(forest)
@@ -134,19 +134,20 @@ def build_pairs(
                         others.add(tree_id, draft, split)
                 advance(reader.report.bytes - done)
                 done = reader.report.bytes
-            if settings.random:  # these come last, since any tree may give the negative
+            if settings.random:  # these come last, because any tree may provide the negative
                 anchor, offer = others.draw()
                 kind = np.full(len(anchor), PAIR_KINDS.index("random"))
-                named = (anchor["tree"], anchor["position"], anchor["node"], offer["node"], offer["tree"], kind)
+                columns = (anchor["tree"], anchor["position"], anchor["node"], offer["node"], offer["tree"], kind)
                 estimates = pa.nulls(len(anchor), pa.float64()), pa.nulls(len(anchor), pa.int32())
-                _write(write_pairs, [one.astype(np.int32) for one in (*named, anchor["split"])], *estimates, counts)
+                numbers = [column.astype(np.int32) for column in (*columns, anchor["split"])]
+                _write(write_pairs, numbers, *estimates, counts)
         if not tree_counts.trees:
             left_out = {**reader.report.bad, **reader.report.dropped}
-            for file, reasons in (exclusions.counts if exclusions else {}).items():
-                left_out[f"excluded by {file}"] = sum(reasons.values())
-            listed = ", ".join(f"{reason} {count}" for reason, count in left_out.items() if count)
+            for file, counter in (exclusions.counts if exclusions else {}).items():
+                left_out[f"excluded by {file}"] = sum(counter.values())
+            reasons = ", ".join(f"{reason} {count}" for reason, count in left_out.items() if count)
             read_from = ", ".join(source.name for source in reader.sources)
-            raise DataError(f"no tree is left from {read_from} (left out: {listed or 'nothing'})", reason="no-trees")
+            raise DataError(f"no tree is left from {read_from} (left out: {reasons or 'nothing'})", reason="no-trees")
         report = reader.report
         summary = {
             **tree_counts.as_dict(),
@@ -154,7 +155,7 @@ def build_pairs(
             "records": {"read": report.records, "formats": dict(report.formats)},
             "dropped_records": dict(report.dropped),
             "bad_records": {"count": report.bad.total(), "reasons": dict(report.bad), "first": report.first_bad},
-            "excluded_trees": {file: dict(found) for file, found in exclusions.counts.items()} if exclusions else {},
+            "excluded_trees": {file: dict(count) for file, count in exclusions.counts.items()} if exclusions else {},
             "settings": {
                 "format": reader.format,
                 **asdict(reader.options),
@@ -172,7 +173,7 @@ def build_pairs(
 
 
 def _chunks(reader: Reader, exclusions: Exclusions | None) -> Iterator[tuple[list[str], list[Draft]]]:
-    """Trees that are not excluded, with their sources, in chunks."""
+    """Yield chunks of trees that are not excluded, with their sources."""
     sources: list[str] = []
     drafts: list[Draft] = []
     size = 0
@@ -190,7 +191,7 @@ def _chunks(reader: Reader, exclusions: Exclusions | None) -> Iterator[tuple[lis
 
 
 def _write(write: Write, columns: Sequence[Small], gap: Any, rollouts: Any, counts: PairCounts) -> None:
-    """Write pairs, numbered from the last ones on: all columns of `pairs.parquet` after the id, as numbers."""
+    """Number and write pairs, given all columns of `pairs.parquet` after the id."""
     *numbers, kind, split = columns
     first = sum(counts.kinds.values())
     if len(kind):
@@ -211,7 +212,7 @@ def _write(write: Write, columns: Sequence[Small], gap: Any, rollouts: Any, coun
 
 @dataclass(slots=True)
 class TreeCounts:
-    """Counts over trees; `docs/data.md` defines the shares."""
+    """Counts over trees; `docs/guides/data.md` defines the shares."""
 
     settings: PairSettings
     trees: int = 0
@@ -260,7 +261,7 @@ class TreeCounts:
             self.model_all_right += all_right and num_helped == 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For `summary.json`; a share of nothing is null."""
+        """Return the entries of `summary.json`; a share of nothing is null."""
         few = len(self.ratings) <= MAX_RATINGS
         return {
             "trees": self.trees,
@@ -285,7 +286,7 @@ def _share(part: int, whole: int) -> float | None:
 
 @dataclass
 class PairCounts:
-    """Counts over pairs, and what made none."""
+    """Counts of pairs, and of candidates that made none."""
 
     split_names: Sequence[str]
     kinds: Counter[PairKind] = field(default_factory=Counter)
@@ -296,7 +297,7 @@ class PairCounts:
         self.splits = {name: Counter(trees=0, pairs=0) for name in self.split_names}
 
     def as_dict(self) -> dict[str, Any]:
-        """Pairs and drops by kind; audit marks are shown beside the drops, since they may have been kept."""
+        """Return pairs and drops by kind; audit marks are separate, because marked pairs may have been kept."""
         drops: dict[str, dict[str, int]] = {}
         marked: dict[str, int] = {}
         for kind, counts in self.drops.items():
@@ -315,7 +316,7 @@ class PairCounts:
 
 @contextlib.contextmanager
 def _in_background(write: Write) -> Iterator[Write]:
-    """The same, in a thread of its own and in the same order; at most one table waits, so that memory stays small.
+    """Run `write` in a background thread, in order; at most one table waits, to bound memory.
 
     Compressing and writing release the GIL, so reading continues meanwhile.
     """

@@ -1,4 +1,4 @@
-"""Pairs and trees in the formats of other trainers, as a stream of plain records."""
+"""Export pairs and trees in the formats of other trainers, as a stream of records."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ SEPARATOR = "\n\n"
 
 
 def trl_stepwise(folder: str | Path, *, split: str | None = None) -> Iterator[dict[str, Any]]:
-    """TRL's prompt / completions / labels: the labeled trunk, and every other labeled candidate after its prefix.
+    """Yield TRL's prompt / completions / labels: the labeled trunk, and every other labeled candidate with its prefix.
 
-    A row needs a label for each of its steps, so a path ends before the first step without one. Labels are true or
-    false where all of a row's are 0 or 1, and soft otherwise.
+    A row needs a label for each of its steps, so the trunk ends before the first step without one. Labels are true or
+    false if all labels of a row are 0 or 1, and soft otherwise.
     """
     check_split(folder, split)
     for tree in iter_trees(folder, split=split):
-        unbroken = next((i for i, n in enumerate(tree.trunk) if tree.nodes[n].label is None), len(tree.trunk))
+        num_labeled = next((i for i, n in enumerate(tree.trunk) if tree.nodes[n].label is None), len(tree.trunk))
         on_trunk = set(tree.trunk)
         others = [tree.path(node) for node in range(len(tree.nodes)) if node not in on_trunk]
-        for path in (tree.trunk[:unbroken], *others):
+        for path in (tree.trunk[:num_labeled], *others):
             labels = [tree.nodes[node].label for node in path]
             if not path or None in labels:
                 continue
@@ -42,7 +42,7 @@ def trl_stepwise(folder: str | Path, *, split: str | None = None) -> Iterator[di
 
 
 def trl_preference(folder: str | Path, *, split: str | None = None) -> Iterator[dict[str, Any]]:
-    """TRL's prompt / chosen / rejected: the prompt is the problem and the steps before, the rest is one step."""
+    """Yield TRL's prompt / chosen / rejected: the prompt is the problem and the earlier steps, the rest one step."""
     for pair, tree, rejected in _pairs_with_texts(folder, split):
         prompt = [tree.problem, *tree.texts(tree.path(tree.parents[pair.chosen]))]
         yield {
@@ -53,7 +53,7 @@ def trl_preference(folder: str | Path, *, split: str | None = None) -> Iterator[
 
 
 def plain(folder: str | Path, *, split: str | None = None) -> Iterator[dict[str, Any]]:
-    """Everything about a pair, with its texts."""
+    """Yield everything about each pair, with its texts."""
     for pair, tree, rejected in _pairs_with_texts(folder, split):
         yield {
             "pair_id": pair.pair_id, "tree_id": pair.tree_id, "name": tree.name, "kind": pair.kind,
@@ -71,14 +71,14 @@ def export_pairs(
     split: str | None = None,
     advance: Advance = ignore,
 ) -> int:
-    """Write pairs or labeled solutions as JSON lines that other trainers read; returns the number of records.
+    """Write pairs or labeled solutions as JSON lines for other trainers; returns the number of records.
 
     Args:
         folder: a folder written by `build_pairs`.
         format: trl-stepwise, trl-preference or jsonl (everything about each pair).
         out: the file to write.
-        split: write only this split; default: all.
-        advance: called with the number of further records written.
+        split: write only this split. By default all.
+        advance: a callback, called with the number of newly written records.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs")
@@ -103,13 +103,13 @@ EXPORTS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "trl-preference": trl_preference,
     "jsonl": plain,
 }
-"""Format name → the records of a folder that `prism pairs` wrote."""
+"""Format name → a function that yields the records of a folder of `prism pairs`."""
 
 
 def _pairs_with_texts(folder: str | Path, split: str | None) -> Iterator[tuple[StepPair, StepTree, str]]:
-    """Every pair with its tree and the text of its rejected step.
+    """Yield every pair with its tree and the text of its rejected step.
 
-    Pairs come tree by tree, so one pass over both tables serves them; only random negatives, which come last and refer
+    Pairs come tree by tree, so one pass over both tables is enough; only random negatives, which come last and refer
     to any tree, need all trees in memory.
     """
     check_split(folder, split)
@@ -122,11 +122,11 @@ def _pairs_with_texts(folder: str | Path, split: str | None) -> Iterator[tuple[S
             tree, other = all_trees.get(pair.tree_id), all_trees.get(pair.rejected_tree)
         else:
             if tree is None or tree.tree_id != pair.tree_id:
-                tree = next((found for found in trees if found.tree_id == pair.tree_id), None)
+                tree = next((each for each in trees if each.tree_id == pair.tree_id), None)
             other = tree
-        for of, tree_id, node in ((tree, pair.tree_id, pair.chosen), (other, pair.rejected_tree, pair.rejected)):
-            if of is None or not 0 <= node < len(of.nodes):
-                raise no_such_node(folder, pair.pair_id, tree_id, node, 0 if of is None else len(of.nodes))
+        for owner, tree_id, node in ((tree, pair.tree_id, pair.chosen), (other, pair.rejected_tree, pair.rejected)):
+            if owner is None or not 0 <= node < len(owner.nodes):
+                raise no_such_node(folder, pair.pair_id, tree_id, node, 0 if owner is None else len(owner.nodes))
         assert tree is not None
         assert other is not None
         yield pair, tree, other.nodes[pair.rejected].text

@@ -1,6 +1,6 @@
-"""The formats we read: the options, their records, how each becomes drafts of trees, and how a record shows its format.
+"""The input formats: read options, record types, how records become drafts of trees, and how to detect a format.
 
-A draft is plain lists, because a million small objects would cost more than the reading.
+A draft is made of plain lists, because a million small objects would cost more than the reading itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FINISH_REASONS = ("solution", "found_error", "give_up", "bad_problem")
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How records are read; the defaults are those of `prism pairs`."""
+    """How to read records; the defaults are those of `prism pairs`."""
 
     neutral: Neutral = "drop"
     """How to label PRM800K steps with the neutral rating (0): not at all, wrong, or right."""
@@ -39,13 +39,13 @@ class ReadOptions:
     screening: Keep = "keep"
     """Whether to keep the PRM800K records that were used to screen labelers."""
     split_steps: bool = False
-    """Also read records with a problem and a plain solution, and cut the solution into steps."""
+    """Also read records with a problem and a plain solution, and split the solution into steps."""
     trust_solutions: bool = False
     """Label every step of a plain solution as right, e.g. for reference solutions."""
     split: str | None = None
     """Read only the trees of this split of a `trees.parquet`."""
     on_bad_record: OnBadRecord = "fail"
-    """What to do with a record that cannot be read: stop, or leave it out and count it."""
+    """What to do with a record that cannot be read: stop (fail), or leave it out and count it (skip)."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -56,7 +56,7 @@ class ReadOptions:
 
 @dataclass(slots=True)
 class Draft:
-    """What a reader makes of one record; the fields are those of `StepTree`, node by node in lists."""
+    """The tree of one record as plain lists; the fields are those of `StepTree`, one list entry per node."""
 
     problem: str
     texts: list[str]
@@ -69,9 +69,9 @@ class Draft:
     answer: str | None = None
     ended: bool | None = None
     where: str = ""
-    """Where it was read: `file:line`."""
+    """For messages: `file:line`."""
     estimates: list[Estimate | None] | None = None
-    """None where no step has one."""
+    """None if no step has one."""
 
     @classmethod
     def chain(
@@ -84,7 +84,7 @@ class Draft:
         answer: str | None = None,
         ended: bool | None = None,
     ) -> Draft:
-        """One plain solution, whose ratings are its labels."""
+        """Make a draft of one plain solution; its ratings are its labels."""
         assert len(texts) == len(labels), "one label per step"
         size = len(texts)
         origins: list[Origin] = ["model"] * size
@@ -95,7 +95,7 @@ class Draft:
 
     @classmethod
     def of(cls, tree: StepTree) -> Draft:
-        """The lists of a tree."""
+        """Make a draft of a tree."""
         nodes = tree.nodes
         return cls(
             tree.problem, [node.text for node in nodes], list(tree.parents), [node.label for node in nodes],
@@ -104,7 +104,7 @@ class Draft:
         )  # fmt: skip
 
     def tree(self, tree_id: int) -> StepTree:
-        """The finished record."""
+        """Make the tree of this draft."""
         estimates = self.estimates or [None] * len(self.texts)
         nodes = map(Step, self.texts, self.labels, self.ratings, self.origins, estimates)
         return StepTree(
@@ -113,7 +113,7 @@ class Draft:
         )  # fmt: skip
 
     def check_links(self) -> None:
-        """Reject parents and a trunk that make no tree: from a file they may be anything."""
+        """Raise if the parents and the trunk do not form a tree; in a file they may be anything."""
         for node, parent in enumerate(self.parents):
             if parent is None or not ROOT <= parent < node:
                 raise DataError(
@@ -132,7 +132,7 @@ class Draft:
             before = node
 
     def content_hash(self) -> str:
-        """The same hash as that of the finished tree."""
+        """Return the same hash as `StepTree.content_hash`."""
         return content_hash(
             self.problem, self.answer, self.ended, self.trunk, self.parents, self.texts, self.labels, self.ratings,
             self.origins, self.estimates,
@@ -140,7 +140,7 @@ class Draft:
 
 
 def require_texts(problem: str, steps: Sequence[str]) -> None:
-    """Reject a record that has no problem, no steps, or an empty step."""
+    """Raise if a record has no problem, no steps, or an empty step."""
     if not problem.strip():
         raise DataError("the problem is empty; every record needs one", reason="empty-text")
     if not steps:
@@ -152,7 +152,7 @@ def require_texts(problem: str, steps: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one kind of record is recognized and read."""
+    """How to recognize and read one kind of record."""
 
     name: str
     record: type[Any]
@@ -161,14 +161,14 @@ class Format:
     """A record with these keys looks like this format."""
     read: Callable[[Any, ReadOptions], list[Draft]]
     drop_reason: Callable[[Any, ReadOptions], str | None] = lambda _record, _options: None
-    """Why the options leave a record out, or None."""
+    """Returns why the options leave a record out, or None."""
     unique_names: bool = False
-    """Whether a name that was seen before is dropped (and counted)."""
+    """Whether to drop (and count) repeated names."""
 
 
 # --- PRM800K, both phases, in its original records: several rated completions per position, one of which continues.
-# The trunk follows the chosen completion, or the human completion where none was chosen. Where neither is there the
-# trunk ends. Every other completion is a candidate under the prefix it was shown with.
+# The trunk follows the chosen completion, or else the human completion; without either, it ends. Every other completion
+# is a candidate after the prefix it was shown with.
 
 
 class RatedCompletion(msgspec.Struct, gc=False):
@@ -200,7 +200,7 @@ class Prm800kRecord(msgspec.Struct, gc=False):
 
 
 _NEUTRAL_LABELS: dict[Neutral, float | None] = {"drop": None, "negative": 0.0, "positive": 1.0}
-"""What a neutral rating says about the step. Dropped means: the step stays in the tree, without a label."""
+"""The label for a neutral rating; with "drop" the step stays in the tree without a label."""
 
 
 def _drop_prm800k(record: Prm800kRecord, options: ReadOptions) -> str | None:
@@ -210,7 +210,7 @@ def _drop_prm800k(record: Prm800kRecord, options: ReadOptions) -> str | None:
         return "quality-control"
     if record.is_initial_screening_question and options.screening == "drop":
         return "screening"
-    # A labeler who gave up at once leaves a record that is sound but says nothing.
+    # A labeler who gives up at once leaves a valid record without content.
     if not any(position.completions or position.human_completion for position in record.label.steps):
         return "no-completions"
     return None
@@ -220,7 +220,7 @@ def _read_prm800k(record: Prm800kRecord, options: ReadOptions) -> list[Draft]:
     problem, steps = record.question.problem, record.label.steps
     if not problem.strip():
         raise DataError("the problem is empty; every record needs one", reason="empty-text")
-    found: list[RatedCompletion] = []
+    completions: list[RatedCompletion] = []
     parents: list[int] = []
     humans: list[int] = []
     trunk: list[int] = []
@@ -232,32 +232,32 @@ def _read_prm800k(record: Prm800kRecord, options: ReadOptions) -> list[Draft]:
                 "whose prefix is unknown",
                 reason="broken-trunk",
             )
-        first, chosen = len(found), position.chosen_completion
-        found += position.completions or ()
+        first, chosen = len(completions), position.chosen_completion
+        completions += position.completions or ()
         if chosen is not None:
-            if not 0 <= chosen < len(found) - first:
+            if not 0 <= chosen < len(completions) - first:
                 raise DataError(
                     f"position {at + 1}: chosen_completion {chosen} is not the index of one of its "
-                    f"{len(found) - first} completions",
+                    f"{len(completions) - first} completions",
                     reason="bad-index",
                 )
             trunk.append(first + chosen)
         if position.human_completion is not None:
-            humans.append(len(found))
+            humans.append(len(completions))
             if chosen is None:
-                trunk.append(len(found))
-            found.append(position.human_completion)
-        parents += [prefix] * (len(found) - first)
+                trunk.append(len(completions))
+            completions.append(position.human_completion)
+        parents += [prefix] * (len(completions) - first)
         prefix = trunk[-1] if trunk else ROOT
-    texts = [completion.text for completion in found]
-    ratings = [completion.rating for completion in found]
+    texts = [completion.text for completion in completions]
+    ratings = [completion.rating for completion in completions]
     label_of: dict[float | None, float | None] = {
         -1.0: 0.0, 0.0: _NEUTRAL_LABELS[options.neutral], 1.0: 1.0, None: None,
     }  # fmt: skip
     try:
         labels = [label_of[rating] for rating in ratings]
     except KeyError:
-        text, rating = next((step.text, step.rating) for step in found if step.rating not in label_of)
+        text, rating = next((step.text, step.rating) for step in completions if step.rating not in label_of)
         raise DataError(
             f"rating {rating:g} is not one of -1, 0, 1, null (of the step {text[:60]!r})", reason="bad-rating"
         ) from None
@@ -268,7 +268,7 @@ def _read_prm800k(record: Prm800kRecord, options: ReadOptions) -> list[Draft]:
         origins[node] = "human"
         labels[node] = 1.0
     reason, answer = record.label.finish_reason, record.question.ground_truth_answer
-    # Regrouped copies lose the finish reason; then a complete trunk is one that ended.
+    # Regrouped copies lack the finish reason; there a complete trunk counts as ended.
     ended = len(trunk) == len(steps) if reason is None else reason == "solution"
     return [Draft(problem, texts, parents, labels, ratings, origins, trunk, "", answer, ended)]
 
@@ -278,7 +278,7 @@ def _read_prm800k(record: Prm800kRecord, options: ReadOptions) -> list[Draft]:
 
 TAG = "ки"
 MARKS = {"+": 1.0, "-": 0.0}
-# A run of spaces is read from its first one only; from each of them it would take the square of its length.
+# The lookbehinds match a run of spaces only from its first one; otherwise matching would take quadratic time.
 FIRST_STEP = re.compile(r"(?<!\s)\s*Step 1\s*:")
 _MARKER = re.compile(r"(?<!\s)\s*Step \d+\s*:\s*")
 
@@ -295,7 +295,7 @@ def _read_tagged(record: TaggedRecord, options: ReadOptions) -> list[Draft]:  # 
             f"`input` does not end with the step tag {TAG!r}: found {record.input[-40:]!r}", reason="no-tag"
         )
     labels: list[float] = []
-    at = 0  # `label` repeats `input` with marks in the place of tags
+    at = 0  # `label` repeats `input` with marks instead of tags
     for i, step in enumerate(steps):
         if not record.label.startswith(step, at):
             raise DataError(f"`label` does not repeat step {i + 1} of `input`", reason="label-mismatch")
@@ -304,11 +304,11 @@ def _read_tagged(record: TaggedRecord, options: ReadOptions) -> list[Draft]:  # 
         if mark not in MARKS:
             raise DataError(f"step {i + 1} is marked {mark!r} in `label`, not + or -", reason="bad-rating")
         labels.append(MARKS[mark])
-    found = FIRST_STEP.search(steps[0])
-    if found is None:
+    first_step = FIRST_STEP.search(steps[0])
+    if first_step is None:
         raise DataError(f'`input` has no "Step 1:" after the question: found {steps[0][:60]!r}', reason="no-marker")
-    problem = steps[0][: found.start()]
-    steps[0] = steps[0][found.start() :]
+    problem = steps[0][: first_step.start()]
+    steps[0] = steps[0][first_step.start() :]
     texts = [_MARKER.sub("", step, count=1).strip() for step in steps]
     require_texts(problem, texts)
     return [Draft.chain(problem, texts, labels, ended=True)]
@@ -342,7 +342,7 @@ def _read_split(record: SplitRecord, options: ReadOptions) -> list[Draft]:  # no
 
 
 class StepwiseRecord(msgspec.Struct):
-    """TRL's stepwise supervision: steps as `completions`, and `labels`, true/false or soft; the end is not marked."""
+    """TRL's stepwise supervision: steps as `completions`, with true/false or soft `labels`; the end is not marked."""
 
     prompt: str
     completions: list[str]
@@ -369,7 +369,7 @@ NO_ERROR = -1
 class ProcessLabelsRecord(msgspec.Struct):
     """As in ProcessBench: `label` is the 0-based index of the first wrong step, or -1.
 
-    Steps before it are right; what comes after a first error was not judged and stays unlabeled.
+    Steps before it are right; steps after it were not judged and stay unlabeled.
     """
 
     problem: str
@@ -393,11 +393,11 @@ def _read_process_labels(record: ProcessLabelsRecord, options: ReadOptions) -> l
 
 
 class PRMBenchRecord(msgspec.Struct):
-    """A solution modified to hold errors, with their 1-based places.
+    """A solution with injected errors and their 1-based positions.
 
-    A listed step is wrong and every other step is right, also after an error; places past the last step are ignored,
-    as the benchmark does. A `redundency` row (PRMBench's spelling) also gives its original as an item without errors.
-    The first item of a name counts. Step texts are kept as they are, empty ones too: the places refer to them.
+    A listed step is wrong and every other step is right, also after an error; positions past the last step are
+    ignored, as in the benchmark. A `redundency` row (PRMBench's spelling) also gives its original as an item without
+    errors. The first item of a name counts. Step texts are unchanged, even empty ones, because positions refer to them.
     """
 
     classification: str
@@ -411,14 +411,14 @@ class PRMBenchRecord(msgspec.Struct):
 
 
 def read_prmbench(record: PRMBenchRecord, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
-    if any(place < 1 for place in record.error_steps):
+    if any(position < 1 for position in record.error_steps):
         raise DataError(f"error_steps {record.error_steps} must count from 1", reason="bad-rating")
     wrong = set(record.error_steps)
-    given = [(record.classification, record.modified_question, record.modified_process, wrong)]
+    solutions = [(record.classification, record.modified_question, record.modified_process, wrong)]
     if record.classification == "redundency":
-        given.append(("correct", record.original_question, record.original_process, set()))
+        solutions.append(("correct", record.original_question, record.original_process, set()))
     items = []
-    for kind, problem, steps, errors in given:
+    for kind, problem, steps, errors in solutions:
         name = f"{kind}_{record.idx}"
         if not problem.strip():
             raise DataError(f"item {name}: the question is empty", reason="empty-text")
@@ -429,17 +429,17 @@ def read_prmbench(record: PRMBenchRecord, options: ReadOptions) -> list[Draft]: 
     return items
 
 
-# --- one solution without labels: as a text, which is cut into steps only if the user asks for it, or as steps
+# --- one solution without labels: as steps, or as a text, which is split into steps only with `split_steps`
 
 PROBLEM_FIELDS = ("problem", "question", "prompt")
 SOLUTION_FIELDS = ("solution", "response", "completion", "answer")
 POOL_FIELDS = ("solutions", "samples", "completions", "responses", "generations", "outputs")
-"""Names for a list of solutions: a record with one is of a pool."""
+"""Names of a list of solutions; a record with one belongs to a pool."""
 POOL = "a pool: `{}` lists several solutions. `prism rerank` reads it, and scores it with --prm."
 
 
 class PlainSolution(msgspec.Struct):
-    """Several datasets' names for the same two things."""
+    """A problem and its solution, under the names that datasets use."""
 
     problem: str | None = None
     question: str | None = None
@@ -458,19 +458,19 @@ class PlainSolution(msgspec.Struct):
 
 
 def read_solution(record: PlainSolution, options: ReadOptions) -> list[Draft]:
-    """The record as one solution, unlabeled unless its user trusts it."""
+    """Read one plain solution; its steps are unlabeled unless `trust_solutions` is set."""
     for field in POOL_FIELDS:
         if isinstance(getattr(record, field), list):
-            refuse_pool(field)
+            reject_pool(field)
     problem = next((value for field in PROBLEM_FIELDS if (value := getattr(record, field))), "")
-    found = [(field, value) for field in SOLUTION_FIELDS if (value := getattr(record, field))]
-    if not found or not isinstance(found[0][1], str):
+    solutions = [(field, value) for field in SOLUTION_FIELDS if (value := getattr(record, field))]
+    if not solutions or not isinstance(solutions[0][1], str):
         raise DataError(f"no solution text in any of the fields {', '.join(SOLUTION_FIELDS)}", reason="empty-text")
-    field, text = found[0]
+    field, text = solutions[0]
     texts = split_steps(text)
     require_texts(problem, texts)
     labels = [1.0 if options.trust_solutions else None] * len(texts)
-    # The field `answer` is the solution itself in some datasets, and the reference answer beside one in others.
+    # In some datasets `answer` is the solution itself, in others the reference answer.
     answer = None if field == "answer" or record.answer is None else str(record.answer)
     return [Draft.chain(problem, texts, labels, name=str(record.id), answer=answer, ended=True)]
 
@@ -480,11 +480,11 @@ SOLUTIONS = tuple(
     for solution in SOLUTION_FIELDS
     for problem in PROBLEM_FIELDS
 )
-"""Tried after all other formats, and only when the user asks for splitting into steps."""
+"""Tried after all other formats, and only with `split_steps`."""
 
 
-def refuse_pool(field: str) -> NoReturn:
-    """A record with several solutions is not one solution; its `answer` is the reference, not a text to score."""
+def reject_pool(field: str) -> NoReturn:
+    """Raise for a record with several solutions; its `answer` is the reference, not a text to score."""
     raise DataError(f"this is {POOL.format(field)}", reason="wrong-format")
 
 
@@ -500,7 +500,7 @@ def _read_steps(record: UnlabeledSteps, options: ReadOptions) -> list[Draft]:  #
 
 
 class UnlabeledCompletions(msgspec.Struct):
-    """Named as in TRL; a reference answer beside the list shows that it holds solutions, not steps."""
+    """Steps under TRL's names; with a reference answer in the record, they are solutions instead."""
 
     prompt: str
     completions: list[str]
@@ -509,12 +509,12 @@ class UnlabeledCompletions(msgspec.Struct):
 
 def _read_completions(record: UnlabeledCompletions, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
     if record.answer is not None:
-        refuse_pool("completions")
+        reject_pool("completions")
     require_texts(record.prompt, record.completions)
     return [Draft.chain(record.prompt, record.completions, [None] * len(record.completions))]
 
 
-# --- our own `trees.parquet`, read back as written: labels are kept, and neutral ratings are not labeled again
+# --- our own `trees.parquet`, read back as written: labels stay, and neutral ratings are not labeled again
 
 
 class TreeTableNode(msgspec.Struct):
@@ -576,13 +576,13 @@ FORMATS: dict[str, tuple[Format, ...]] = {
         ),
     ),
 }  # fmt: skip
-"""Format name → its variants, in the order in which they are tried."""
+"""Format name → its variants, in the order in which detection tries them."""
 
 UNLABELED = (
     Format("steps", UnlabeledSteps, frozenset({"problem", "steps"}), _read_steps),
     Format("steps", UnlabeledCompletions, frozenset({"prompt", "completions"}), _read_completions),
 )
-"""Steps without labels, which can be scored and not learned from; tried after those with labels."""
+"""Steps without labels, for scoring but not for training; tried after the formats with labels."""
 
 
 _PLUGINS: Plugins[Any] = Plugins(
@@ -591,20 +591,20 @@ _PLUGINS: Plugins[Any] = Plugins(
     "prism_prm.readers",
     "a Format (or a tuple of them)",
     lambda found: (
-        found != () and all(isinstance(one, Format) for one in (found if isinstance(found, tuple) else (found,)))
+        found != () and all(isinstance(each, Format) for each in (found if isinstance(found, tuple) else (found,)))
     ),
     also="; or auto",
 )
 
 
 def find_format(name: str) -> tuple[Format, ...]:
-    """The variants of one of FORMATS, or of one that an installed package adds."""
+    """Return the variants of a format in FORMATS, or of one that an installed package adds."""
     found = _PLUGINS.find(name)
     return found if isinstance(found, tuple) else (found,)
 
 
 def added_formats() -> list[Format]:
-    """All variants of all formats that installed packages add."""
+    """Return all variants of all formats that installed packages add."""
     return [variant for name in _PLUGINS.added() for variant in find_format(name)]
 
 
@@ -616,36 +616,39 @@ def detect(
     with_solutions: bool = False,
     with_unlabeled: bool = False,
 ) -> Format:
-    """The format of a record with these keys: of the wanted variants, or of all.
+    """Return the format of a record with these keys, among the wanted variants or all.
 
-    Those of installed packages (`added`) are tried after all of ours, and loaded only then.
+    Formats of installed packages (`added`) are tried after the built-in ones, and loaded only then.
     """
     keys = set(keys)
     if keys >= TREE_TABLE_ROW.keys:
         return TREE_TABLE_ROW
-    every = [variant for variants in FORMATS.values() for variant in variants] + list(UNLABELED) * with_unlabeled
-    fitting = [variant for variant in (*every, *(SOLUTIONS * with_solutions)) if variant.keys <= keys]
+    candidates = [variant for variants in FORMATS.values() for variant in variants] + list(UNLABELED) * with_unlabeled
+    fitting = [variant for variant in (*candidates, *(SOLUTIONS * with_solutions)) if variant.keys <= keys]
     if wanted is not None:
         for variant in wanted:
             if variant.keys <= keys:
                 return variant
         needed = " or ".join(str(sorted(variant.keys)) for variant in wanted)
-        other = f" It looks like {fitting[0].name}: give --format {fitting[0].name}." if fitting else ""
+        other = f" It looks like {fitting[0].name}: use --format {fitting[0].name}." if fitting else ""
         raise DataError(
             f"a {wanted[0].name} record needs the fields {needed}; found {sorted(keys)}.{other}", reason="wrong-format"
         )
     if not fitting:
         others = added()
         fitting = [variant for variant in others if variant.keys <= keys]
-        every += others
+        candidates += others
     if fitting:
         return fitting[0]
     hint = ""
     if pool := next((field for field in POOL_FIELDS if field in keys), None):
         hint = f" It looks like {POOL.format(pool)}"
     elif not with_solutions and any(variant.keys <= keys for variant in SOLUTIONS):
-        hint = " It looks like a plain solution: `prism score` and `prism pairs` cut it into steps with --split-steps."
-    known = "; ".join(f"{variant.name} ({', '.join(sorted(variant.keys))})" for variant in every)
+        hint = (
+            " It looks like a plain solution: `prism score` and `prism pairs` split it into steps with "
+            "--set read.split_steps=true."
+        )
+    known = "; ".join(f"{variant.name} ({', '.join(sorted(variant.keys))})" for variant in candidates)
     raise DataError(
         f"a record with the fields {sorted(keys)} is in no known format.{hint} Known: {known}.", reason="wrong-format"
     )

@@ -1,7 +1,7 @@
-"""What the user names → sources → rows: .jsonl, .json, both also as .gz, .parquet, a folder, or a hub dataset.
+"""Read input rows from .jsonl and .json files (also .gz), .parquet files, folders, and hub datasets.
 
-Names only say which files are data; the first bytes of a file decide how it is read. A row is not decoded yet: JSON
-stays bytes until the format is known, so that `decode` decodes it once, into its own type.
+File names only decide which files are data; the first bytes of a file decide how to read it. Rows are not decoded yet:
+JSON stays bytes until the format is known, so that `decode` decodes it once, into its own type.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from prism_prm.errors import ConfigError, DataError, shown
 from prism_prm.file_types import BOM, HEAD, check_kind, reading_parquet
 from prism_prm.paths import is_hub_id, is_offline, nearest, no_connection
 
-Kind = Literal["jsonl", "json", "parquet", "hub"]
-SUFFIXES: dict[str, Kind] = {
+SourceKind = Literal["jsonl", "json", "parquet", "hub"]
+SUFFIXES: dict[str, SourceKind] = {
     ".jsonl": "jsonl", ".json": "json", ".jsonl.gz": "jsonl", ".json.gz": "json", ".parquet": "parquet",
 }  # fmt: skip
 TREE_TABLE = "trees.parquet"
-"""The file that makes a folder one of ours; its neighbors are not input."""
+"""A folder with this file was written by `prism pairs`; its other files are not input."""
 T = TypeVar("T")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One thing to read."""
+    """A file or hub dataset to read."""
 
     name: str
     """The file's path or the dataset's id, as the user wrote it."""
-    kind: Kind
+    kind: SourceKind
 
     def size(self) -> int | None:
-        """Its bytes, or None where that is not known before reading."""
+        """Return the size in bytes; None if it is not known before reading."""
         return None if self.kind == "hub" else Path(self.name).stat().st_size
 
     def sha256(self) -> str | None:
-        """The hash of the file, as `sha256sum` prints it; None for a hub dataset."""
+        """Return the hash of the file, as `sha256sum` prints it; None for a hub dataset."""
         if self.kind == "hub":
             return None
         with Path(self.name).open("rb") as file:
@@ -62,44 +62,44 @@ class InputRow:
     """For messages: `file:line`."""
     data: bytes | dict[str, Any]
     is_last_line: bool = False
-    """Whether the line has no line break: a record cut short shows there."""
+    """Whether the line has no line break, so that it may be truncated."""
 
 
-def kind_of(path: Path) -> Kind | None:
-    """What a file's name says it is."""
+def kind_of(path: Path) -> SourceKind | None:
+    """Return the kind of a file by its name."""
     return next((kind for suffix, kind in SUFFIXES.items() if path.name.endswith(suffix)), None)
 
 
-def as_places(given: str | Path | Iterable[str | Path]) -> list[str | Path]:
-    """One place or several, as a list: the letters of a path are not places."""
-    return [given] if isinstance(given, str | Path) else list(given)
+def as_places(places: str | Path | Iterable[str | Path]) -> list[str | Path]:
+    """Return one place or several as a list; a string is one place."""
+    return [places] if isinstance(places, str | Path) else list(places)
 
 
 def total_size(sources: Iterable[Source]) -> int | None:
-    """The bytes of all sources, or None where one does not say before it is read."""
+    """Return the size of all sources in bytes; None if one is not known before reading."""
     sizes = [source.size() for source in sources]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
-    """The files and datasets that the user names, in their order; a folder gives its files by name."""
+    """Return the files and datasets that the user names, in their order; a folder's files are sorted by name."""
     sources: list[Source] = []
-    for given in as_places(inputs):
-        path = Path(given)
+    for place in as_places(inputs):
+        path = Path(place)
         try:
             is_folder, is_file = path.is_dir(), path.is_file()
-        except OSError as error:  # a name too long, say
-            why = f"{given}: cannot be the name of a file ({error.strerror})"
-            raise DataError(why, reason="no-such-file") from None
+        except OSError as error:  # for example, a name that is too long
+            message = f"{place}: cannot be the name of a file ({error.strerror})"
+            raise DataError(message, reason="no-such-file") from None
         if is_folder:
             names = [path / TREE_TABLE] if (path / TREE_TABLE).is_file() else sorted(path.iterdir())
-            found = [(file, kind_of(file)) for file in names if file.is_file()]
-            inside = [Source(str(file), kind) for file, kind in found if kind is not None]
-            if not inside:
+            kinds = [(file, kind_of(file)) for file in names if file.is_file()]
+            data_files = [Source(str(file), kind) for file, kind in kinds if kind is not None]
+            if not data_files:
                 raise DataError(
                     f"{path}: nothing to read; no file ends in {', '.join(SUFFIXES)}", reason="empty-folder"
                 )
-            sources += inside
+            sources += data_files
         elif is_file:
             kind = kind_of(path)
             if kind is None:
@@ -107,24 +107,24 @@ def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
                     f"{path}: the name does not end in one of {', '.join(SUFFIXES)}; rename or convert the file",
                     reason="unknown-suffix",
                 )
-            sources.append(Source(str(given), kind))
-        elif _HUB_ID.fullmatch(str(given)) and kind_of(path) is None and is_hub_id(str(given).split(":")[0]):
-            sources.append(Source(str(given), "hub"))
+            sources.append(Source(str(place), kind))
+        elif _HUB_ID.fullmatch(str(place)) and kind_of(path) is None and is_hub_id(str(place).split(":")[0]):
+            sources.append(Source(str(place), "hub"))
         else:
-            raise DataError(f"{given}: no such file or folder.{nearest(given)}", reason="no-such-file")
+            raise DataError(f"{place}: no such file or folder.{nearest(place)}", reason="no-such-file")
     return sources
 
 
 def keep_inputs(inputs: Iterable[object], written: Iterable[str | Path]) -> None:
-    """Refuse to write over files that are read, however they are spelled; a folder to write stands for all in it.
+    """Raise if an output would overwrite an input, however the paths are spelled; an output folder covers all in it.
 
-    Inputs that are no local files or folders, such as hub ids, are skipped.
+    Inputs other than local files and folders, such as hub ids, are skipped.
     """
     read: list[Path] = []
-    for given in inputs:
-        if not isinstance(given, str | Path) or not os.path.exists(given):
-            continue  # `Path.exists` would raise where a name is too long
-        path = Path(given)
+    for place in inputs:
+        if not isinstance(place, str | Path) or not os.path.exists(place):
+            continue  # `Path.exists` would raise if a name is too long
+        path = Path(place)
         if not path.is_dir():
             read.append(path)
         elif (path / TREE_TABLE).is_file():
@@ -135,14 +135,14 @@ def keep_inputs(inputs: Iterable[object], written: Iterable[str | Path]) -> None
         for file in read:
             is_inside = path.is_dir() and file.resolve().is_relative_to(path.resolve())
             if is_inside or (path.is_file() and path.samefile(file)):
-                raise ConfigError(f"{path}: {file} is an input, and would be lost; name another --out")
+                raise ConfigError(f"{path}: {file} is an input and would be overwritten; name another --out")
 
 
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def decode(row: InputRow, type_: Any) -> Any:
-    """The row as that type; errors use the names in the user's file."""
+    """Decode a row as `type_`; errors use the field names of the user's file."""
     try:
         if isinstance(row.data, dict):
             return msgspec.convert(row.data, type_)
@@ -151,8 +151,8 @@ def decode(row: InputRow, type_: Any) -> Any:
         return _DECODERS[type_].decode(row.data)
     except msgspec.ValidationError as error:
         reason = "missing-field" if "missing required field" in str(error) else "wrong-type"
-        said = f"{error}{_found(row, str(error))}; correct the record, or is it in another format?"
-        raise DataError(said, reason=reason) from error
+        message = f"{error}{_found_value(row, str(error))}; fix the record, or is it in another format?"
+        raise DataError(message, reason=reason) from error
     except RecursionError:
         raise DataError("nested too deeply to be read; is this a data file?", reason="too-deep") from None
     except UnicodeDecodeError as error:
@@ -160,7 +160,7 @@ def decode(row: InputRow, type_: Any) -> Any:
     except msgspec.DecodeError as error:
         if row.is_last_line:
             raise DataError(
-                f"the last line is cut short ({error}); was the file downloaded or copied completely?",
+                f"the last line is truncated ({error}); was the file downloaded or copied completely?",
                 reason="truncated",
             ) from error
         start = bytes(row.data[:60]).decode("utf-8", "replace").strip() if isinstance(row.data, bytes) else ""
@@ -169,29 +169,29 @@ def decode(row: InputRow, type_: Any) -> Any:
         ) from error
 
 
-def _found(row: InputRow, message: str) -> str:
-    """The value that a message of msgspec's is about: it names the place alone."""
+def _found_value(row: InputRow, message: str) -> str:
+    """Return the value that a message of msgspec is about; the message itself has only its path."""
     at = re.search(r" - at `\$(.*)`$", message)
     if at is None or "missing required field" in message:
         return ""
     try:
         value: Any = row.data if isinstance(row.data, dict) else msgspec.json.decode(row.data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # more is wrong with it than the message says
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the row has more errors than this one
         return ""
     for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", at[1]):
         if not isinstance(value, list if index else dict) or (key and key not in value):
-            return ""  # a key of any name, which msgspec shows as […]
+            return ""  # a key of any name, which msgspec writes as […]
         value = value[int(index)] if index else value[key]
     return "" if "[...]" in at[1] else f", found {shown(value)}"
 
 
 def rows(source: Source, advance: Advance = ignore) -> Iterator[InputRow]:
-    """The records of a source, as a stream; the first bytes of a file say how it is read."""
-    found = False
-    for row in _hub(source) if source.kind == "hub" else _file(source, advance):
-        found = True
+    """Yield the records of a source; the first bytes of a file decide how to read it."""
+    is_empty = True
+    for row in _hub_rows(source) if source.kind == "hub" else _file_rows(source, advance):
+        is_empty = False
         yield row
-    if not found:
+    if is_empty:
         raise DataError(f"{source.name}: the file is empty; was it downloaded completely?", reason="empty-file")
 
 
@@ -199,17 +199,17 @@ def read_records(
     inputs: str | Path | Iterable[str | Path], read: Callable[[Any], T], type_: Any = dict[str, Any],
     advance: Advance = ignore,
 ) -> Iterator[tuple[InputRow, T]]:  # fmt: skip
-    """Every record of some inputs, decoded as `type_`, as `read` reads it; errors say where they are."""
+    """Decode every record of some inputs as `type_` and yield what `read` makes of it; errors name file and line."""
     for source in find_sources(inputs):
         for row in rows(source, advance):
             try:
-                found = read(decode(row, type_))
+                result = read(decode(row, type_))
             except DataError as error:
                 raise DataError(f"{row.where}: {error}", reason=error.reason) from error
-            yield row, found
+            yield row, result
 
 
-def _file(source: Source, advance: Advance) -> Iterator[InputRow]:
+def _file_rows(source: Source, advance: Advance) -> Iterator[InputRow]:
     with Path(source.name).open("rb") as raw:
         kind = check_kind(source.name, raw.read(HEAD), readable=("gzip", "parquet"))
         raw.seek(0)
@@ -227,7 +227,7 @@ def _file(source: Source, advance: Advance) -> Iterator[InputRow]:
             done = 0
             try:
                 with gzip.GzipFile(fileobj=raw) as unzipped:
-                    for row in _text(source, io.BufferedReader(unzipped, 1 << 20)):
+                    for row in _text_rows(source, io.BufferedReader(unzipped, 1 << 20)):
                         advance(raw.tell() - done)
                         done = raw.tell()
                         yield row
@@ -237,13 +237,13 @@ def _file(source: Source, advance: Advance) -> Iterator[InputRow]:
                     reason="unreadable-gzip",
                 ) from error
         else:
-            for row in _text(source, raw):
+            for row in _text_rows(source, raw):
                 advance(len(row.data))
                 yield row
 
 
-def _text(source: Source, file: io.BufferedReader) -> Iterator[InputRow]:
-    """Lines of records; or all of it one array, or, if it is named .json, one record."""
+def _text_rows(source: Source, file: io.BufferedReader) -> Iterator[InputRow]:
+    """Yield the records of JSON lines, of one array, or, in a .json file, the single record."""
     head = file.peek(HEAD)[:HEAD]
     check_kind(source.name, head)
     is_array = head.removeprefix(BOM).lstrip()[:1] == b"["
@@ -254,12 +254,12 @@ def _text(source: Source, file: io.BufferedReader) -> Iterator[InputRow]:
             try:
                 records = msgspec.json.decode(data, type=list[msgspec.Raw])
             except RecursionError:
-                why = f"{source.name}: nested too deeply to be read; is this a data file?"
-                raise DataError(why, reason="too-deep") from None
+                message = f"{source.name}: nested too deeply to be read; is this a data file?"
+                raise DataError(message, reason="too-deep") from None
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise DataError(
-                    f"{source.name}: not one JSON array ({error}); was it cut short? Give one array of records, or "
-                    "each line one record",
+                    f"{source.name}: not one JSON array ({error}); is it truncated? Write one array of records, or "
+                    "one record per line",
                     reason="not-json",
                 ) from error
             at, number = 0, 1
@@ -285,8 +285,8 @@ def _text(source: Source, file: io.BufferedReader) -> Iterator[InputRow]:
             yield InputRow(f"{source.name}:{number}", line, not line.endswith(b"\n"))
 
 
-def _hub(source: Source) -> Iterator[InputRow]:
-    """`owner/name`, `owner/name:split` or `owner/name:config:split`; without a split, all of them in turn."""
+def _hub_rows(source: Source) -> Iterator[InputRow]:
+    """Yield the rows of `owner/name`, `owner/name:split` or `owner/name:config:split`; by default of all splits."""
     from datasets import load_dataset
 
     if not is_offline() and (problem := no_connection()):
@@ -298,9 +298,9 @@ def _hub(source: Source) -> Iterator[InputRow]:
         for part, records in {split: loaded}.items() if split else loaded.items():
             for number, record in enumerate(records):
                 yield InputRow(f"{name}:{part}: row {number}", record)
-    except Exception as error:  # the hub client raises many kinds, all of which mean the same to the user
+    except Exception as error:  # the hub client raises many kinds, which mean the same to the user
         raise DataError(
             f"{source.name}: no such file, and the hub dataset cannot be loaded ({type(error).__name__}: {error}). "
-            "Check the name and the network; without one, give a local file",
+            "Check the name and the network, or name a local file",
             reason="no-such-file",
         ) from error

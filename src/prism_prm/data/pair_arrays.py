@@ -1,6 +1,6 @@
-"""Pairs of many trees at once, as columns: the rules of `pair_rules.py` in NumPy (a test checks that the two agree).
+"""Make the pairs of many trees at once, as columns: the rules of `pair_rules.py` in NumPy (a test compares the two).
 
-Also the negatives that the paper argues against, for ablations: perturbed steps, and steps of other problems.
+Also makes the negatives that the paper argues against, for ablations: perturbed steps, and steps of other problems.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class PairColumns:
     chosen: Small
     rejected: Small
     gap: Floats
-    """NaN where labels are no estimates."""
+    """NaN if the labels are not estimates."""
     rollouts: Small
-    """-1 where there is no number."""
+    """-1 if unknown."""
 
     @classmethod
     def of(cls, *columns: Ints, gap: Floats | None = None, rollouts: Ints | None = None) -> PairColumns:
-        """Columns as they are written, of half the size."""
+        """Convert 64-bit columns to the 32 bits of `pairs.parquet`."""
         size = len(columns[0])
         gap = np.full(size, np.nan) if gap is None else gap
         rollouts = np.full(size, -1) if rollouts is None else rollouts
@@ -48,7 +48,7 @@ class PairColumns:
         return cls(tree, position, chosen, rejected, gap, rollouts.astype(np.int32))
 
     def where(self, keep: Bools) -> PairColumns:
-        """Some of the pairs."""
+        """Select pairs."""
         return PairColumns(*(getattr(self, column.name)[keep] for column in fields(self)))
 
     def __len__(self) -> int:
@@ -59,11 +59,11 @@ NO_PAIRS = PairColumns.of(*[np.zeros(0, dtype=np.int64)] * 4)
 
 
 def annotated_columns(forest: Forest, first_id: int, settings: PairSettings, drops: Counter[str]) -> PairColumns:
-    """`annotated_pairs` of every tree, by tree, prefix and nodes; `first_id` is the first tree's number."""
+    """Compute `annotated_pairs` of every tree, by tree, prefix and nodes; `first_id` is the first tree's id."""
     labels = forest.labels.to_numpy(zero_copy_only=False)
     texts = forest.text_codes
     tree = forest.tree_of_node()
-    # One number per prefix, growing with the tree and with the parent in it (the problem itself is parent -1).
+    # One number per prefix, ordered by tree and by parent (the problem itself is parent -1).
     prefix = forest.node_starts[tree] + tree + forest.parents + 1
     chosen = _first_of_each_text(np.flatnonzero(labels > settings.positive_above), prefix, texts, drops)
     rejected = _first_of_each_text(np.flatnonzero(labels < settings.negative_below), prefix, texts, drops)
@@ -73,7 +73,7 @@ def annotated_columns(forest: Forest, first_id: int, settings: PairSettings, dro
     differ = texts[chosen] != texts[rejected]
     drops["same_text"] += int(np.count_nonzero(~differ))
     chosen, rejected = chosen[differ], rejected[differ]
-    # The gap of the values of each pair (NaN without), and the rollouts behind its less certain step (-1 without).
+    # The gap between the values of each pair (else NaN), and the rollouts of its less certain step (else -1).
     missing = forest.estimates.is_null().to_numpy(zero_copy_only=False)
     value, num_rollouts = (forest.estimates.field(name).to_numpy() for name in ("value", "rollouts"))
     none = missing[chosen] | missing[rejected]
@@ -88,7 +88,7 @@ def annotated_columns(forest: Forest, first_id: int, settings: PairSettings, dro
     sure = ~small & ~few
     chosen, rejected, gap, rollouts = chosen[sure], rejected[sure], gap[sure], rollouts[sure]
     start = forest.node_starts[tree[chosen]]
-    # The position of every node, by jumping twice as far up in each round.
+    # The depth of every node, by pointer doubling.
     problem = len(tree)
     above = np.append(np.where(forest.parents < 0, problem, forest.parents + forest.node_starts[tree]), problem)
     depths = np.append(np.ones(len(tree), dtype=np.int64), 0)
@@ -101,7 +101,7 @@ def annotated_columns(forest: Forest, first_id: int, settings: PairSettings, dro
 
 
 def lookahead_columns(forest: Forest, first_id: int, settings: PairSettings, drops: Counter[str]) -> PairColumns:
-    """`lookahead_pairs` of every tree, by tree and positions."""
+    """Compute `lookahead_pairs` of every tree, by tree and positions."""
     if settings.lookahead == "none":
         return NO_PAIRS
     # All trunk steps of the chunk, numbered consecutively: the tree, the position in it, and the node in the chunk.
@@ -126,10 +126,10 @@ def lookahead_columns(forest: Forest, first_id: int, settings: PairSettings, dro
         keep &= ~same
         audits = [audit_trunk(draft.problem, trunk) for draft, trunk in zip(forest.drafts, trunks, strict=True)]
         needs = np.array(list(chain.from_iterable(needs for _, needs in audits)), dtype=np.int64)
-        # A candidate is one number, so that those that are near-duplicates can be looked up all at once.
+        # A candidate is one number, so that all near-duplicates can be looked up at once.
         size, starts = len(tree), forest.trunk_starts.tolist()
         near = [
-            (start + a) * size + start + b for start, (found, _) in zip(starts, audits, strict=False) for a, b in found
+            (start + a) * size + start + b for start, (pairs, _) in zip(starts, audits, strict=False) for a, b in pairs
         ]
         similar = np.isin(here * size + later, np.array(near, dtype=np.int64))
         known = needs[later] < position[here]
@@ -142,17 +142,17 @@ def lookahead_columns(forest: Forest, first_id: int, settings: PairSettings, dro
                 keep &= ~marked
     here, later = here[keep], later[keep]
     start = forest.node_starts[tree[here]]
-    pairs = PairColumns.of(tree[here], position[here], node[here] - start, node[later] - start)
+    columns = PairColumns.of(tree[here], position[here], node[here] - start, node[later] - start)
     limit = settings.lookahead if isinstance(settings.lookahead, int) else None
-    return _choose(pairs, here, limit, first_id, settings.seed, drops)
+    return _choose(columns, here, limit, first_id, settings.seed, drops)
 
 
 def audit_trunk(problem: str, steps: Sequence[str]) -> tuple[list[tuple[int, int]], list[int]]:
-    """`mark` for all steps of a solution at once: (near_duplicates, needs).
+    """Compute `mark` for all steps of a solution at once: (near_duplicates, needs).
 
-    `near_duplicates` has every step and later step that are near-duplicates. `needs` has for every step the latest
-    earlier step that introduced a quantity it uses; -1 where there is none. So a candidate uses something introduced in
-    between iff its latest need is at or after the current step.
+    `near_duplicates` has all pairs (step, later step) that are near-duplicates. `needs` has for every step the latest
+    earlier step that introduced a quantity it uses, or -1. So a candidate uses something introduced in between iff its
+    latest need is at or after the current step.
     """
     introduced = dict.fromkeys(QUANTITY.findall(problem.lower()), -1)
     needs: list[int] = []
@@ -166,15 +166,15 @@ def audit_trunk(problem: str, steps: Sequence[str]) -> tuple[list[tuple[int, int
         needs.append(latest)
         alike.setdefault(frozenset(used), []).append(at)
     near: list[tuple[int, int]] = []
-    for places in alike.values():  # only steps with the same quantities are compared word by word, and these are few
-        if len(places) > 1:
-            words = [(at, tokens(steps[at])) for at in places]
+    for positions in alike.values():  # only the few steps with the same quantities are compared word by word
+        if len(positions) > 1:
+            words = [(at, tokens(steps[at])) for at in positions]
             near += [(a, b) for (a, here), (b, there) in combinations(words, 2) if are_similar(here, there)]
     return near, needs
 
 
 def _first_of_each_text(nodes: Ints, prefix: Ints, texts: Ints, drops: Counter[str]) -> Ints:
-    """The nodes but for those whose text came before under the same prefix; sorted by prefix, then by node."""
+    """Remove nodes whose text came earlier under the same prefix; sorts by prefix, then by node."""
     if not len(nodes):
         return nodes
     _, first = np.unique(prefix[nodes] * (int(texts.max()) + 1) + texts[nodes], return_index=True)
@@ -185,7 +185,7 @@ def _first_of_each_text(nodes: Ints, prefix: Ints, texts: Ints, drops: Counter[s
 
 
 def _ranges(starts: Ints, counts: Ints) -> Ints:
-    """start, start+1, … for each start, as many as its count, one after the other."""
+    """Concatenate start, start + 1, … for each start, as many as its count."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     ranges: Ints = np.repeat(starts - (ends - counts), counts) + np.arange(total)
@@ -195,7 +195,7 @@ def _ranges(starts: Ints, counts: Ints) -> Ints:
 def _choose(
     pairs: PairColumns, group: Ints, limit: int | None, first_id: int, seed: int, drops: Counter[str]
 ) -> PairColumns:
-    """At most `limit` pairs of each group, by the seed, in their order."""
+    """Choose at most `limit` pairs of each group by the seed, and keep their order."""
     if limit is None or not len(pairs):
         return pairs
     rank = priority(
@@ -214,19 +214,19 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SIGN = re.compile(r"(?<=\s)[+\-−<>](?=\s)|(?<=[\d)}])[+\-−](?=[\w(\\])")
 _OTHER_SIGN = {"+": "-", "-": "+", "−": "+", "<": ">", ">": "<"}
 _ATTEMPTS = 64
-"""How often a draw from another problem is repeated before giving up."""
+"""How often to draw from other problems before giving up."""
 
 
 def perturb(text: str, rng: random.Random) -> str | None:
-    """The text with one number or sign changed; None if it has neither."""
-    places = [match.span() for pattern in (_NUMBER, _SIGN) for match in pattern.finditer(text)]
-    if not places:
+    """Change one number or sign of a text; None if it has neither."""
+    spans = [match.span() for pattern in (_NUMBER, _SIGN) for match in pattern.finditer(text)]
+    if not spans:
         return None
-    start, end = rng.choice(places)
-    found = text[start:end]
-    other = _OTHER_SIGN.get(found)
-    if other is None:  # a number near the one found, with as many digits after the point
-        digits, units = len(found.partition(".")[2]), int(found.replace(".", ""))
+    start, end = rng.choice(spans)
+    old = text[start:end]
+    other = _OTHER_SIGN.get(old)
+    if other is None:  # a nearby number with the same number of decimals
+        digits, units = len(old.partition(".")[2]), int(old.replace(".", ""))
         changed = units + rng.choice([-10, -2, -1, 1, 2, 10])
         other = str(units + 1 if changed < 0 else changed).rjust(digits + 1, "0")
         other = f"{other[:-digits]}.{other[-digits:]}" if digits else other
@@ -234,10 +234,10 @@ def perturb(text: str, rng: random.Random) -> str | None:
 
 
 def add_perturbed(drafts: Sequence[Draft], first_id: int, settings: PairSettings, drops: Counter[str]) -> PairColumns:
-    """Add perturbed copies of right trunk steps to the trees, as further nodes, and pair them with their originals."""
+    """Add perturbed copies of right trunk steps to the trees as new nodes, and pair them with their originals."""
     if not settings.perturbed:
         return NO_PAIRS
-    found: list[tuple[int, int, int, int]] = []
+    pairs: list[tuple[int, int, int, int]] = []
     for index, draft in enumerate(drafts):
         rng = random.Random(f"{settings.seed}:{first_id + index}")
         siblings: dict[int, set[str]] = {}
@@ -246,13 +246,13 @@ def add_perturbed(drafts: Sequence[Draft], first_id: int, settings: PairSettings
         for position, node in enumerate(draft.trunk):
             if not settings.is_positive(draft.labels[node]):
                 continue
-            taken = siblings[draft.parents[node]]
-            made = [perturb(draft.texts[node], rng) for _ in range(4 * settings.perturbed)]
-            new = [text for text in dict.fromkeys(made) if text is not None and text not in taken]
+            existing = siblings[draft.parents[node]]
+            perturbed = [perturb(draft.texts[node], rng) for _ in range(4 * settings.perturbed)]
+            new = [text for text in dict.fromkeys(perturbed) if text is not None and text not in existing]
             new = new[: settings.perturbed]
             drops["nothing_to_change"] += settings.perturbed - len(new)
             for text in new:
-                found.append((index, position, node, len(draft.texts)))
+                pairs.append((index, position, node, len(draft.texts)))
                 draft.texts.append(text)
                 draft.parents.append(draft.parents[node])
                 draft.labels.append(None)
@@ -260,27 +260,27 @@ def add_perturbed(drafts: Sequence[Draft], first_id: int, settings: PairSettings
                 draft.origins.append("perturbed")
                 if draft.estimates is not None:
                     draft.estimates.append(None)
-    columns = np.array(found, dtype=np.int64).reshape(-1, 4)
+    columns = np.array(pairs, dtype=np.int64).reshape(-1, 4)
     return PairColumns.of(*columns.T)
 
 
 _NUMBERS = ("tree", "position", "node", "text", "problem", "split")
 _TRUNK_STEP = np.dtype([*((name, np.int64) for name in _NUMBERS), ("positive", np.bool_)])
-"""What is kept of a trunk step; texts and problems as hashes, which are only compared."""
+"""A trunk step; texts and problems are hashes, because they are only compared."""
 
 TrunkSteps = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True)
 class OtherProblems:
-    """All trunk steps that were read, small enough to keep, to draw negatives from once everything is read."""
+    """All trunk steps so far, in compact form, to draw negatives from once everything is read."""
 
     settings: PairSettings
     drops: Counter[str]
     kept: list[TrunkSteps] = field(default_factory=list)
 
     def add(self, tree_id: int, draft: Draft, split: int) -> None:
-        """Keep the trunk of a tree; `split` is any number for its split."""
+        """Add the trunk of a tree; `split` is the number of its split."""
         steps = np.zeros(len(draft.trunk), dtype=_TRUNK_STEP)
         steps["tree"] = tree_id
         steps["position"] = np.arange(len(steps))
@@ -292,7 +292,7 @@ class OtherProblems:
         self.kept.append(steps)
 
     def draw(self) -> tuple[TrunkSteps, TrunkSteps]:
-        """Right steps, and for each a step of another problem in the same split; by tree, position and draw."""
+        """Return right steps, and for each a step of another problem in the same split; by tree, position and draw."""
         steps = np.concatenate([np.zeros(0, dtype=_TRUNK_STEP), *self.kept])
         anchors, offers = [steps[:0]], [steps[:0]]
         for split in np.unique(steps["split"]):
@@ -310,7 +310,7 @@ class OtherProblems:
         return anchor[order], offer[order]
 
     def _draw_once(self, right: TrunkSteps, pool: TrunkSteps, number: int, earlier: list[Ints]) -> Ints:
-        """For each right step the index in the pool of another problem's step, or -1 where none was met."""
+        """For each right step, draw the index in the pool of another problem's step, or -1 if none was found."""
         drawn = np.full(len(right), -1)
         for attempt in range(_ATTEMPTS):
             open_ = np.flatnonzero(drawn < 0)

@@ -1,4 +1,4 @@
-"""Pairs of steps, or labeled steps, as columns beside the trees that hold their texts."""
+"""Training examples: pairs of steps or labeled steps, as columns, with the trees that hold their texts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ COLUMNS = ("ids", "tree", "chosen", "rejected", "rejected_tree", "labels")
 
 @dataclass(frozen=True)
 class Examples:
-    """N pairs (`labels` is None), or N labeled steps (`chosen` alone counts)."""
+    """N pairs (`labels` is None), or N labeled steps (only `chosen` is used)."""
 
     trees: Mapping[int, StepTree]
-    """Every tree that the columns name, by its id."""
+    """All trees that the columns refer to, by id."""
     ids: Ints
-    """The pair's id, or the step's ordinal: for messages and logs."""
+    """The pair's id, or the step's ordinal, for messages and logs."""
     tree: Ints
     chosen: Ints
     rejected: Ints
@@ -36,12 +36,12 @@ class Examples:
         return len(self.ids)
 
     def take(self, indices: Ints) -> Examples:
-        """Some of the examples, in the order asked for."""
+        """Select examples, in the given order."""
         taken = {name: column[indices] for name in COLUMNS if (column := getattr(self, name)) is not None}
         return replace(self, **taken)
 
     def content_key(self) -> str:
-        """A hash of what the examples are and say, in their order: ids, nodes, labels and the trees they name."""
+        """Hash the examples in their order: ids, nodes, labels and the content of their trees."""
         digest = hashlib.blake2b(digest_size=16)
         for name in COLUMNS:
             column = getattr(self, name)
@@ -52,40 +52,40 @@ class Examples:
         return digest.hexdigest()
 
     def right(self) -> NDArray[np.bool_]:
-        """Which labeled steps are right."""
+        """Return which labeled steps are right."""
         assert self.labels is not None, "pairs have no labels"
         return self.labels > 0.5
 
     def by_tree(self) -> list[Ints]:
-        """The indices of each tree's examples."""
+        """Return the indices of each tree's examples."""
         order = np.argsort(self.tree, kind="stable")
         starts = np.flatnonzero(np.diff(self.tree[order], prepend=-1))
         return [part for part in np.split(order, starts[1:]) if len(part)]
 
 
-def labelled_steps(trees: Mapping[int, StepTree]) -> Examples:
-    """Every step that has a label, once."""
-    found = [
+def labeled_steps(trees: Mapping[int, StepTree]) -> Examples:
+    """Return every step that has a label, once."""
+    rows = [
         (tree_id, node, step.label)
         for tree_id, tree in trees.items()
         for node, step in enumerate(tree.nodes)
         if step.label is not None
     ]
-    tree = np.array([row[0] for row in found], dtype=np.int64)
-    node = np.array([row[1] for row in found], dtype=np.int64)
-    labels = np.array([row[2] for row in found], dtype=np.float64)
-    return Examples(trees, np.arange(len(found)), tree, node, node, tree, labels)
+    tree = np.array([row[0] for row in rows], dtype=np.int64)
+    node = np.array([row[1] for row in rows], dtype=np.int64)
+    labels = np.array([row[2] for row in rows], dtype=np.float64)
+    return Examples(trees, np.arange(len(rows)), tree, node, node, tree, labels)
 
 
 def as_one_tree(examples: Examples, indices: Sequence[int] | Ints) -> tuple[StepTree, list[tuple[int, ...]]]:
-    """Examples of ONE tree as a tree to score: the tree with their extra leaves, and per example the nodes to read.
+    """Combine examples of ONE tree into a tree to score: the tree with extra leaves, and per example the nodes to read.
 
-    A rejected step after the chosen one's prefix is read where it is; a later step (lookahead) or a step
-    of another tree (random) becomes one more leaf there, once however many examples use it.
+    A rejected step that follows the chosen one's prefix is read where it is. A later step (lookahead) or a step of
+    another tree (random) is added as a leaf after that prefix, once for all examples that use it.
     """
     tree = examples.trees[int(examples.tree[indices[0]])]
     leaves: list[tuple[int, Step]] = []
-    place: dict[tuple[int, int, int], int] = {}
+    added: dict[tuple[int, int, int], int] = {}
     groups: list[tuple[int, ...]] = []
     for i in indices:
         chosen, rejected, other = int(examples.chosen[i]), int(examples.rejected[i]), int(examples.rejected_tree[i])
@@ -98,10 +98,10 @@ def as_one_tree(examples: Examples, indices: Sequence[int] | Ints) -> tuple[Step
             groups.append((chosen, rejected))
             continue
         key = (parent, other, rejected)
-        if key not in place:
-            place[key] = len(tree.nodes) + len(leaves)
+        if key not in added:
+            added[key] = len(tree.nodes) + len(leaves)
             leaves.append((parent, examples.trees[other].nodes[rejected]))
-        groups.append((chosen, place[key]))
+        groups.append((chosen, added[key]))
     return (tree.with_leaves(leaves) if leaves else tree), groups
 
 
@@ -116,7 +116,7 @@ class Split:
 
     @classmethod
     def read(cls, folder: Path, split: str | None) -> Split:
-        """From the tables that `prism pairs` wrote; None reads all splits."""
+        """Read the tables that `prism pairs` wrote; None reads all splits."""
         check_split(folder, split)
         trees = {tree.tree_id: tree for tree in iter_trees(folder, split=split)}
         table = read_pairs(folder, split=split)
@@ -126,8 +126,8 @@ class Split:
         return cls(trees, Examples(trees, *arrays.values()), np.array(table["kind"].to_pylist(), dtype=object))
 
     def examples(self, on: str) -> Examples:
-        """What an objective trains on: `pairs`, or the labeled steps (`labels`)."""
-        examples = self.pairs if on == "pairs" else labelled_steps(self.trees)
+        """Return what an objective trains on: the pairs (`pairs`) or the labeled steps (`labels`)."""
+        examples = self.pairs if on == "pairs" else labeled_steps(self.trees)
         if not len(examples):
             what = "pairs" if on == "pairs" else "labeled steps"
             raise DataError(f"The training data has no {what} left; see `summary.json` for what was dropped and why.")

@@ -1,10 +1,10 @@
-"""The rules of pairing, tree by tree, as plainly as possible; `pair_arrays.py` does the same for many trees at once.
+"""The rules of pairing for one tree, written for clarity; `pair_arrays.py` computes the same for many trees at once.
 
-The lookahead audit says which later steps may already be right at the earlier position. It has two marks. A
+The lookahead audit marks later steps that may already be right at the earlier position. There are two marks. A
 near-duplicate of the current step (the same quantities, nearly the same words and signs) says the same thing, so it is
 right there too. A step that uses no quantity introduced in between (by the current step or any up to the candidate) may
-already follow from what is known. Quantities are numbers and one-letter names. Texts equal but for white space and case
-never become negatives.
+already follow from what is known. Quantities are numbers and one-letter names. Texts that differ only in white space
+and case never become negatives.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PairSettings:
         return label is not None and label < self.negative_below
 
     def why_unsure(self, gap: float | None, rollouts: int | None) -> str | None:
-        """Why a pair of steps that were labeled by rollouts is left out, if it is."""
+        """Return why a pair of steps labeled by rollouts is left out, or None."""
         if gap is not None and gap < self.min_value_gap:
             return "small_gap"
         return "few_rollouts" if rollouts is not None and rollouts < self.min_rollouts else None
@@ -80,10 +80,10 @@ _MASK = (1 << 64) - 1
 
 
 def priority(seed: int, *parts: Any) -> Any:
-    """A number in [0, 2^64) that looks random, for Python integers and for NumPy uint64 arrays alike.
+    """Hash integers, or NumPy uint64 arrays, to pseudo-random numbers in [0, 2^64).
 
-    Choosing the smallest of them is a seeded choice that does not depend on what else is read, nor in which chunks.
-    The mixing is splitmix64's.
+    Choosing the smallest is a seeded choice that does not depend on what else is read, nor in which chunks. The mixing
+    function is splitmix64.
     """
     state: Any = (seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK
     for part in parts:
@@ -95,31 +95,31 @@ def priority(seed: int, *parts: Any) -> Any:
 
 
 NEAR_DUPLICATE = 0.8
-"""Share of common tokens (Jaccard) from which two steps with the same quantities say the same."""
+"""Two steps with the same quantities are near-duplicates if they share at least this part of their tokens (Jaccard)."""
 
 TOKEN = re.compile(r"[a-z]+|\d+(?:\.\d+)?|[-+*/=<>^!%|−×÷·≤≥≠≈±√∞]|[^\W\d_a-z]+")
-"""Words, numbers, and the signs that change what a formula says."""
+"""Words, numbers, and the signs that change the meaning of a formula."""
 QUANTITY = re.compile(r"\d+(?:\.\d+)?|(?<![a-z])[b-hj-z](?![a-z])|[α-ω]")
-"""Numbers and letters that stand alone; a and i are hardly ever more than words."""
+"""Numbers and single letters, except a and i, which are mostly words."""
 
 
 def tokens(text: str) -> frozenset[str]:
-    """The distinct words, numbers and signs of a text, in lower case."""
+    """Return the distinct words, numbers and signs of a text, in lower case."""
     return frozenset(TOKEN.findall(text.lower()))
 
 
 def quantities(text: str) -> frozenset[str]:
-    """The distinct quantities that a text names."""
+    """Return the distinct quantities in a text."""
     return frozenset(QUANTITY.findall(text.lower()))
 
 
 def normalize_step(text: str) -> str:
-    """The text without differences of white space and case."""
+    """Remove differences in white space and case."""
     return " ".join(text.lower().split())
 
 
 def mark(problem: str, steps: Sequence[str], current: int, candidate: int) -> Mark | None:
-    """Why `candidate`, a later step of the solution, may be legitimate in the place of `current`; None if it is not."""
+    """Return why the later step `candidate` may be right in place of `current`; None if nothing suggests it."""
     here, there = quantities(steps[current]), quantities(steps[candidate])
     if here == there and are_similar(tokens(steps[current]), tokens(steps[candidate])):
         return "near_duplicate"
@@ -136,14 +136,14 @@ def are_similar(one: frozenset[str], other: frozenset[str]) -> bool:
 def annotated_pairs(
     tree: StepTree, settings: PairSettings | None = None, *, drops: Counter[str] | None = None
 ) -> list[StepPair]:
-    """Every combination of a right and a wrong step after the same prefix, with different texts.
+    """Pair every right step with every wrong step after the same prefix, if their texts differ.
 
     A repeated text counts once on each side.
 
     Args:
         tree: a problem with its labeled steps.
         settings: the rules of pairing.
-        drops: counts candidates that made no pair.
+        drops: a counter for candidates that made no pair.
 
     Example:
         >>> steps = (Step("1 + 2 = 3", 1.0), Step("1 + 2 = 4", 0.0), Step("So it is 3.", 1.0))
@@ -154,7 +154,7 @@ def annotated_pairs(
     settings = settings or PairSettings()
     drops = Counter() if drops is None else drops
     depths = tree.depths()
-    found: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
     for parent, nodes in sorted(tree.positions()):
         positives = [node for node in nodes if settings.is_positive(tree.nodes[node].label)]
         negatives = [node for node in nodes if settings.is_negative(tree.nodes[node].label)]
@@ -167,31 +167,31 @@ def annotated_pairs(
         pairs = [pair for pair in pairs if pair not in unsure]
         kept = _choose(tree, pairs, settings.max_per_position, settings.seed)
         drops["over_limit"] += len(pairs) - len(kept)
-        found += [(0 if parent == ROOT else depths[parent] + 1, c, r) for c, r in kept]
+        rows += [(0 if parent == ROOT else depths[parent] + 1, c, r) for c, r in kept]
     return [
         replace(pair, gap=gap, rollouts=rollouts)
-        for pair in _as_pairs(tree, found, "annotated")
+        for pair in _as_pairs(tree, rows, "annotated")
         for gap, rollouts in [certainty(tree, pair.chosen, pair.rejected)]
     ]
 
 
 def certainty(tree: StepTree, chosen: int, rejected: int) -> tuple[float | None, int | None]:
-    """(gap of the values, rollouts behind the less certain step) of a pair whose labels are estimates."""
+    """Return the value gap of a pair and the rollouts of its less certain step; None if labels are not estimates."""
     better, worse = tree.nodes[chosen].estimate, tree.nodes[rejected].estimate
     if better is None or worse is None:
         return None, None
-    return better.value - worse.value, min((one.rollouts for one in (better, worse) if one.rollouts), default=None)
+    return better.value - worse.value, min((each.rollouts for each in (better, worse) if each.rollouts), default=None)
 
 
 def lookahead_pairs(
     tree: StepTree, settings: PairSettings | None = None, *, drops: Counter[str] | None = None
 ) -> list[StepPair]:
-    """For every position whose trunk step is right, pairs with later trunk steps as negatives.
+    """Pair every right trunk step with later trunk steps as negatives.
 
     Args:
         tree: a problem with its labeled steps.
         settings: the rules of pairing.
-        drops: counts candidates that made no pair, and under `marked:` what the audit found, dropped or not.
+        drops: a counter for candidates that made no pair, and under `marked:` for all that the audit marked.
 
     Example:
         >>> steps = (Step("1 + 2 = 3", 1.0), Step("1 + 2 = 4", 0.0), Step("So it is 3.", 1.0))
@@ -204,7 +204,7 @@ def lookahead_pairs(
     if settings.lookahead == "none":
         return []
     texts = tree.texts(tree.trunk)
-    found: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
     for at, current in enumerate(tree.trunk):
         if not settings.is_positive(tree.nodes[current].label):
             continue
@@ -226,8 +226,8 @@ def lookahead_pairs(
         limit = settings.lookahead if isinstance(settings.lookahead, int) else None
         kept = _choose(tree, pairs, limit, settings.seed)
         drops["over_limit"] += len(pairs) - len(kept)
-        found += [(at, c, r) for c, r in kept]
-    return _as_pairs(tree, found, "lookahead")
+        rows += [(at, c, r) for c, r in kept]
+    return _as_pairs(tree, rows, "lookahead")
 
 
 def _first_of_each_text(tree: StepTree, nodes: list[int]) -> list[int]:
@@ -238,15 +238,15 @@ def _first_of_each_text(tree: StepTree, nodes: list[int]) -> list[int]:
 
 
 def _choose(tree: StepTree, pairs: list[tuple[int, int]], limit: int | None, seed: int) -> list[tuple[int, int]]:
-    """At most `limit` of the pairs, by the seed, in their order."""
+    """Choose at most `limit` pairs by the seed, and keep their order."""
     if limit is None:
         return pairs
     chosen = sorted(pairs, key=lambda pair: priority(seed, tree.tree_id, *pair))[:limit]
     return sorted(chosen)
 
 
-def _as_pairs(tree: StepTree, found: list[tuple[int, int, int]], kind: PairKind) -> list[StepPair]:
+def _as_pairs(tree: StepTree, rows: list[tuple[int, int, int]], kind: PairKind) -> list[StepPair]:
     return [
         StepPair(i, tree.tree_id, position, chosen, rejected, tree.tree_id, kind)
-        for i, (position, chosen, rejected) in enumerate(found)
+        for i, (position, chosen, rejected) in enumerate(rows)
     ]

@@ -1,13 +1,13 @@
-"""Pools: problems with N solutions each, as people sample them and as search writes them.
+"""Pools: problems with several sampled solutions each; `prism search` writes them too.
 
 One record per problem, as JSON lines (or Parquet, JSON, a folder, a hub dataset):
 
     {"problem": "…", "answer": "12", "name": "test/7", "solutions": [
         {"text": "…"}, {"steps": ["…", "…"], "answer": "12", "scores": [0.9, 0.7], "tokens": 310}]}
 
-A solution is a text, which is cut into steps, or a list of steps; it may also be given directly, as a string or a list.
-`answer` (what it answers), `scores` (P(right) per step), `tokens` and `correct` are optional. Other tools' names for
-the same things are understood.
+A solution is a text, which is split into steps, or a list of steps; it may also be a plain string or list. `answer`
+(the solution's final answer), `scores` (P(right) per step), `tokens` and `correct` are optional. Other tools' names for
+these fields also work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from prism_prm.tree import StepTree, iter_unique_names
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
 MOST_TOKENS = 10**12
-"""The limit for one solution; a larger count is nonsense."""
+"""A larger token count for one solution is an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,49 +43,49 @@ class Solution:
     """One sampled solution."""
 
     steps: tuple[str, ...]
-    """Empty where the solution says nothing; such a solution has no score and no answer."""
+    """Empty if the solution is blank; it then has no score and no answer."""
     text: str
     answer: str | None = None
-    """Its answer, where the pool says it; otherwise it is found in the text."""
+    """Its answer, if the pool has one; otherwise it is extracted from the text."""
     scores: tuple[float, ...] | None = None
-    """P(right) of each step, where the pool says it."""
+    """P(right) of each step, if the pool has them."""
     tokens: int | None = None
     correct: bool | None = None
-    """What the pool says; only used for problems without a reference answer."""
+    """The pool's own judgment; only used for problems without a reference answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolProblem:
-    """A problem and its solutions; one without any (nothing was found) counts as not solved."""
+    """A problem and its solutions; without any, it counts as not solved."""
 
     problem: TaskProblem
     solutions: tuple[Solution, ...]
     where: str = field(default="", compare=False, repr=False)
-    """Where it was read, for messages: `file:line`."""
+    """For messages: `file:line`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """All problems of a pool; solutions are numbered consecutively: the `tree_id` of their scores."""
+    """All problems of a pool. Solutions are numbered consecutively; the number is the `tree_id` of their scores."""
 
     problems: tuple[PoolProblem, ...]
 
     @property
     def solutions(self) -> list[Solution]:
-        """All solutions, in order."""
+        """All solutions of all problems, in order."""
         return [solution for entry in self.problems for solution in entry.solutions]
 
     @property
     def num_empty(self) -> int:
-        """How many problems have no solution."""
+        """The number of problems without solutions."""
         return sum(not entry.solutions for entry in self.problems)
 
     def trees(self) -> list[StepTree]:
-        """Each solution as a tree to score, named `problem#k`; one without steps is left out, its number too."""
+        """Return each solution as a tree named `problem#k`; those without steps leave gaps in the numbers."""
         return list(trees_of(self.problems))
 
     def content_hash(self) -> str:
-        """A hash of all that the pool says."""
+        """Hash the content of the pool."""
         digest = hashlib.blake2b(digest_size=16)
         for entry in self.problems:
             digest.update(repr(entry).encode("utf-8", "surrogatepass"))
@@ -93,14 +93,14 @@ class Pool:
 
 
 def trees_of(entries: Iterable[PoolProblem]) -> Iterator[StepTree]:
-    """The trees of `Pool.trees`, as a stream."""
+    """Yield the trees of `Pool.trees`."""
     number = 0
     for_names, entries = itertools.tee(entries)
     names = iter_unique_names(entry.problem.name or str(i) for i, entry in enumerate(for_names))
-    for named, entry in zip(names, entries, strict=True):
+    for name, entry in zip(names, entries, strict=True):
         for k, solution in enumerate(entry.solutions):
             if solution.steps:
-                tree = StepTree.chain(entry.problem.text, solution.steps, tree_id=number, name=f"{named}#{k}")
+                tree = StepTree.chain(entry.problem.text, solution.steps, tree_id=number, name=f"{name}#{k}")
                 yield replace(tree, where=entry.where)
             number += 1
 
@@ -112,13 +112,13 @@ def read_pool(
     answer_field: str | None = None,
     with_answers: bool = True,
 ) -> Pool:
-    """A pool: problems with several solutions each.
+    """Read a pool: problems with several solutions each.
 
     Args:
         source: a file, a folder, a hub dataset, or several of them.
-        advance: called with the number of further bytes read.
-        answer_field: the field that holds the reference answer; default: `answer` and its common synonyms.
-        with_answers: whether to read reference answers; if not, problems have none.
+        advance: a callback, called with the number of newly read bytes.
+        answer_field: the field that holds the reference answer. By default `answer` and its common synonyms.
+        with_answers: whether to read reference answers.
 
     Example:
         >>> pool = read_pool("pool.jsonl")
@@ -135,14 +135,14 @@ def iter_pool(
     answer_field: str | None = None,
     with_answers: bool = True,
 ) -> Iterator[PoolProblem]:
-    """The problems of `read_pool`, as a stream."""
+    """Yield the problems of `read_pool`."""
     read = partial(pool_problem, answer_field=answer_field, with_answer=with_answers)
-    for row, found in read_records(source, read, advance=advance):
-        yield replace(found, where=row.where)
+    for row, problem in read_records(source, read, advance=advance):
+        yield replace(problem, where=row.where)
 
 
 def holds_pool(source: str | Path | Sequence[str | Path]) -> bool:
-    """Whether the first record of the first source is one of a pool: several solutions of a problem."""
+    """Whether the first record of the first source has several solutions of a problem."""
     row = next(rows(find_sources(source)[0]))
     try:
         record = decode(row, dict[str, Any])
@@ -151,34 +151,34 @@ def holds_pool(source: str | Path | Sequence[str | Path]) -> bool:
     lists = [field for field in POOL_FIELDS if isinstance(record.get(field), list)]
     if not lists or any(isinstance(record.get(field), list) for field in ("labels", "steps")):
         return False
-    # TRL calls the steps of one solution `completions`; a reference answer beside them shows that they are solutions.
+    # TRL calls the steps of one solution `completions`; with a reference answer in the record, they are solutions.
     return lists != ["completions"] or "prompt" not in record or record.get("answer") is not None
 
 
 def pool_problem(
     record: Mapping[str, Any], *, answer_field: str | None = None, with_answer: bool = True
 ) -> PoolProblem:
-    """A record of a pool."""
-    listed = next((name for name in POOL_FIELDS if isinstance(record.get(name), list)), None)
-    if listed is None:
+    """Read a record of a pool."""
+    field = next((name for name in POOL_FIELDS if isinstance(record.get(name), list)), None)
+    if field is None:
         raise DataError(
             f"no list of solutions in any of the fields {', '.join(POOL_FIELDS)}; found {sorted(record)}",
             reason="missing-field",
         )
-    given = record[listed]
-    try:  # search-and-learn writes the scores of each solution beside the solutions
-        beside = msgspec.convert(record.get("scores"), list[list[float] | None] | None)
+    items = record[field]
+    try:  # search-and-learn writes all scores into one field of the record
+        scores = msgspec.convert(record.get("scores"), list[list[float] | None] | None)
     except msgspec.ValidationError as error:
-        why = str(error).replace("$", "")
+        reason = str(error).replace("$", "")
         raise DataError(
-            f"`scores` of the record: {why}; give a list of step scores per solution", reason="wrong-type"
+            f"`scores` of the record: {reason}; it must be a list of step scores per solution", reason="wrong-type"
         ) from error
-    if beside is not None and len(beside) != len(given):
-        raise DataError(f"{len(beside)} lists of scores for {len(given)} solutions", reason="wrong-type")
+    if scores is not None and len(scores) != len(items):
+        raise DataError(f"{len(scores)} lists of scores for {len(items)} solutions", reason="wrong-type")
     solutions = []
-    for k, item in enumerate(given):
+    for k, item in enumerate(items):
         try:
-            solutions.append(_solution(item, beside[k] if beside else None))
+            solutions.append(_solution(item, scores[k] if scores else None))
         except (DataError, msgspec.ValidationError) as error:
             raise DataError(f"solution {k}: {error}", reason="wrong-type") from error
     problem = problem_of(record, answer_field=answer_field, with_answer=with_answer)
@@ -187,8 +187,8 @@ def pool_problem(
     return PoolProblem(problem, tuple(solutions))
 
 
-class _Given(msgspec.Struct):
-    """The fields of a solution beside its text."""
+class _SolutionFields(msgspec.Struct):
+    """The fields of a solution besides its text."""
 
     steps: list[str] | None = None
     answer: str | int | float | None = None
@@ -204,35 +204,35 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
         item = {"steps": item}
     elif not isinstance(item, dict):
         raise DataError(f"expected a string, a list of steps or an object, found {type(item).__name__}")
-    given = msgspec.convert(item, _Given)
+    fields = msgspec.convert(item, _SolutionFields)
     text = next((item[name] for name in _TEXT_FIELDS if isinstance(item.get(name), str)), None)
-    if text is None and given.steps is None:
+    if text is None and fields.steps is None:
         raise DataError(f"neither `steps` nor a text in any of the fields {', '.join(_TEXT_FIELDS)}")
-    steps = tuple(split_steps(text or "")) if given.steps is None else tuple(given.steps)
+    steps = tuple(split_steps(text or "")) if fields.steps is None else tuple(fields.steps)
     if not all(step.strip() for step in steps):
         raise DataError("a step is empty; every step needs a text")
-    found = given.scores if given.scores is not None else scores
-    if found is not None and len(found) != len(steps):
-        raise DataError(f"{len(found)} scores for {len(steps)} steps; give `steps` together with `scores`")
-    for score in found or ():
+    step_scores = fields.scores if fields.scores is not None else scores
+    if step_scores is not None and len(step_scores) != len(steps):
+        raise DataError(f"{len(step_scores)} scores for {len(steps)} steps; give `steps` together with `scores`")
+    for score in step_scores or ():
         if not 0 <= score <= 1:
             raise DataError(f"the score {score} is not in [0, 1]; scores are probabilities that a step is right")
-    if given.tokens is not None and not 0 <= given.tokens <= MOST_TOKENS:
-        raise DataError(f"{given.tokens} tokens; expected 0 to {MOST_TOKENS:,}")
-    if isinstance(given.answer, float) and not math.isfinite(given.answer):
-        raise DataError(f"`answer` is {given.answer}, expected a string or a number")
+    if fields.tokens is not None and not 0 <= fields.tokens <= MOST_TOKENS:
+        raise DataError(f"{fields.tokens} tokens; expected 0 to {MOST_TOKENS:,}")
+    if isinstance(fields.answer, float) and not math.isfinite(fields.answer):
+        raise DataError(f"`answer` is {fields.answer}, expected a string or a number")
     return Solution(
         steps,
         "\n\n".join(steps) if text is None else text,
-        None if given.answer is None else str(given.answer),
-        None if found is None else tuple(map(float, found)),
-        given.tokens,
-        given.correct,
+        None if fields.answer is None else str(fields.answer),
+        None if step_scores is None else tuple(map(float, step_scores)),
+        fields.tokens,
+        fields.correct,
     )
 
 
 def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:
-    """Write a pool as JSON lines, whole or not at all."""
+    """Write a pool as JSON lines, atomically."""
     optional = ("answer", "scores", "tokens", "correct")
     with whole_file(path) as aside, aside.open("wb") as file:
         for entry in problems:
@@ -240,10 +240,11 @@ def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:
             record: dict[str, Any] = {"problem": problem.text, "answer": problem.answer, "name": problem.name}
             more = {"level": problem.level, "tolerance": problem.tolerance, "date": problem.date}
             record |= {key: value for key, value in more.items() if value}
-            if problem.tests is not None:  # hidden ones stay with the task: a selector may read this file
-                record["public_tests"] = problem.tests.shown().reference()
+            if problem.tests is not None:  # hidden tests stay with the task, because a selector may read this file
+                record["public_tests"] = problem.tests.public_only().reference()
             record["solutions"] = [
-                {"steps": one.steps} | {key: value for key in optional if (value := getattr(one, key)) is not None}
-                for one in entry.solutions
+                {"steps": solution.steps}
+                | {key: value for key in optional if (value := getattr(solution, key)) is not None}
+                for solution in entry.solutions
             ]
             file.write(msgspec.json.encode(record) + b"\n")

@@ -1,4 +1,4 @@
-"""Sources → trees, as a stream: find the format, decode, draft, and count everything that is left out."""
+"""Read trees from sources as a stream: detect the format, decode, and count everything that is left out."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SHOWN_BAD_RECORDS = 10
 
 @dataclass(slots=True)
 class ReadReport:
-    """What was read and what was not."""
+    """Counts of what was read and what was left out."""
 
     bytes: int = 0
-    """The number of bytes of the files read so far."""
+    """The number of bytes read so far."""
     records: int = 0
     formats: Counter[str] = field(default_factory=Counter)
     """Records by format."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Records left out as the options say, by reason."""
+    """Records that the options leave out, by reason."""
     bad: Counter[str] = field(default_factory=Counter)
     """Bad records that were skipped, by reason."""
     first_bad: list[str] = field(default_factory=list)
@@ -35,9 +35,9 @@ class ReadReport:
 
 
 class Reader:
-    """One pass over some sources; iterate over `drafts`, then look at `report`.
+    """One pass over some sources: iterate over `drafts`, then look at `report`.
 
-    `unlabelled` also reads steps without labels: enough for scoring, not for training.
+    With `unlabeled` it also reads steps without labels, for scoring.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class Reader:
         *,
         format: str = "auto",
         options: ReadOptions | None = None,
-        unlabelled: bool = False,
+        unlabeled: bool = False,
     ) -> None:
         self.format = format
         self._wanted = None if format == "auto" else find_format(format)
-        self.unlabelled = unlabelled
+        self.unlabeled = unlabeled
         self.options = options or ReadOptions()
         self.sources = find_sources(inputs)
         self.report = ReadReport()
 
     def drafts(self) -> Iterator[tuple[Source, Draft]]:
-        """Every tree that can be read, with its source."""
+        """Yield every tree that can be read, with its source."""
         report, options = self.report, self.options
         seen: set[str] = set()
         added = cache(added_formats)
@@ -71,13 +71,13 @@ class Reader:
                     try:
                         format = format or detect(
                             decode(row, dict[str, Any]), wanted=self._wanted, added=added,
-                            with_solutions=options.split_steps, with_unlabeled=self.unlabelled,
+                            with_solutions=options.split_steps, with_unlabeled=self.unlabeled,
                         )  # fmt: skip
                         record = decode(row, format.record)
                         reason = format.drop_reason(record, options)
                         drafts = [] if reason else format.read(record, options)
                     except DataError as error:
-                        self._bad(DataError(f"{row.where}: {error}", reason=error.reason))
+                        self._count_bad(DataError(f"{row.where}: {error}", reason=error.reason))
                         continue
                     report.records += 1
                     report.formats[format.name] += 1
@@ -92,10 +92,10 @@ class Reader:
                         draft.where = row.where
                         yield source, draft
             except DataError as error:
-                self._bad(error)
+                self._count_bad(error)
 
-    def _bad(self, error: DataError) -> None:
-        """Count what cannot be read, or stop at it."""
+    def _count_bad(self, error: DataError) -> None:
+        """Count a record that cannot be read, or raise its error."""
         if self.options.on_bad_record == "fail":
             raise error
         self.report.bad[error.reason] += 1
@@ -106,12 +106,12 @@ class Reader:
 def read_trees(
     path: str | Path | Iterable[str | Path], format: str = "auto", *, options: ReadOptions | None = None
 ) -> Iterator[StepTree]:
-    """A stream of the trees of labeled solutions, numbered in the order of reading.
+    """Stream the trees of labeled solutions, numbered in the order of reading.
 
     Args:
         path: a file, folder or hub dataset, or several.
-        format: prm800k, math-shepherd, stepwise, process-labels, prmbench, or auto, which looks at the records.
-        options: how ratings are read, and what is left out.
+        format: prm800k, math-shepherd, stepwise, process-labels, prmbench, or auto to detect it.
+        options: how to read ratings, and what to leave out.
 
     Example:
         >>> tree = next(read_trees("labelled.jsonl"))

@@ -1,4 +1,4 @@
-"""When two problems are the same: for splits by problem, decontamination, and drawing from other problems."""
+"""Decide whether two problems are the same, for splits by problem, decontamination, and negatives of other problems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES = {
     "⌈": "lceil", "⌉": "rceil", "⟨": "langle", "⟩": "rangle", "ℓ": "ell", "≤≦⩽": "le", "≥≧⩾": "ge", "≠": "ne",
     "⋯": "dots", "º˚": "degree",
 }  # fmt: skip
-"""Signs, and the names of LaTeX's commands for them."""
+"""Signs → the names of their LaTeX commands."""
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lamda mu nu xi pi rho sigma tau phi chi psi omega"
 _ONE_SIGN = str.maketrans(
     {sign: f"\\{name} " for signs, name in _NAMES.items() for sign in signs}
@@ -71,11 +71,11 @@ _SPELLINGS = [
         (r"(?<![\w.])\.(?=\d)", "0."),
     )
 ]
-"""Ways to typeset one thing, and the one that they are read as; \\E stands for the end of a command's name."""
+"""Patterns of equivalent typesetting → the common spelling; \\E stands for the end of a command's name."""
 
 
 def _balanced(opening: str, closing: str) -> str:
-    """A pattern of brackets with what is between them, which may be brackets to a depth of eight."""
+    """Return a pattern for brackets and their content, with brackets nested up to a depth of eight."""
     other = f"[^{opening}{closing}]"
     inner = f"{other}*+"
     for _ in range(8):
@@ -92,13 +92,13 @@ _UNDER_A_SIGN = re.compile(rf"(\bsqrt\s*|[_^]){_PARENTHESES}")
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:,\s*|\{,\}|,\\!|\\,)\d{3})+(?!\d)")
 _TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)*|[^\w\s]|_")
 _IGNORED = frozenset("$\\{}.,;:!?'\"#")
-"""Punctuation and the mark-up of formulas differ between copies of one problem; signs of operations do not."""
+"""Punctuation and formula markup, which differ between copies of a problem; operators do not differ."""
 _NOT_BETWEEN_NUMBERS = re.compile(r"(?<!\d) | (?!\d)")
 
 
 @lru_cache(maxsize=2**10)
 def problem_words(problem: str) -> tuple[str, ...]:
-    """The words, numbers and signs that make up a problem, without differences of case, spacing and typesetting."""
+    """Return the words, numbers and signs of a problem, without differences in case, spacing and typesetting."""
     text = _MIXED_NUMBER.sub(" ", _INVISIBLE.sub("", problem))
     text = _LOWERED.sub(r"_{\g<0>}", _RAISED.sub(r"^{\g<0>}", text)).translate(_ONE_SIGN)
     text = unicodedata.normalize("NFKC", text).translate(_ONE_SIGN)
@@ -106,12 +106,12 @@ def problem_words(problem: str) -> tuple[str, ...]:
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
 
-    def slash(found: re.Match[str]) -> str:
-        over, under = found[1] or found[2] or "", found[3] or found[4] or ""
+    def slash(match: re.Match[str]) -> str:
+        over, under = match[1] or match[2] or "", match[3] or match[4] or ""
         return f" {over.strip()}/{under.strip()} "
 
-    while (other := _FRACTION.sub(slash, text)) != text:  # a/b is the one way that formulas and plain text share
-        text = other
+    while (replaced := _FRACTION.sub(slash, text)) != text:  # a/b is common to formulas and plain text
+        text = replaced
     text = _DOUBLED.sub(r"(\1)", text)
     text = _OVER.sub(r"\1", _UNDER.sub(r"\1", text))
     text = _UNDER_A_SIGN.sub(r"\1 \2 ", text)
@@ -119,38 +119,39 @@ def problem_words(problem: str) -> tuple[str, ...]:
 
 
 def normalize_problem(problem: str) -> str:
-    """Equal for problems that are the same; spaces, which copies of formulas disagree on, stay between numbers only."""
+    """Normalize a problem, so that equal problems become equal strings; spaces stay only between numbers."""
     return _NOT_BETWEEN_NUMBERS.sub("", " ".join(problem_words(problem)))
 
 
 NGRAM = 13
-"""The length in words of the runs that two problems may share."""
+"""The default length of compared n-grams, in words."""
 OVERLAP = 0.3
-"""Two problems are one if this share of the shorter one's runs of words is common to both.
+"""Two problems are the same if they share at least this part of the shorter one's n-grams.
 
-A single run would not do: phrases such as "Enter your answer in the form …, where A, B, C, D are integers" are long.
+A single n-gram is not enough: some phrases are long, such as "Enter your answer in the form …, where A, B, C, D are
+integers".
 """
 MOST_RUNS = 24
-"""Runs by which a problem is found, of those that no earlier problem has; this bounds memory."""
+"""The maximum number of n-grams indexed per problem, among those that are new; this bounds memory."""
 COMMON = 32
-"""A run that as many problems share with an earlier one is an instruction, and does not count."""
+"""An n-gram that this many problems share with earlier ones is an instruction, and does not count."""
 
 Overlap = Literal["same_problem", "ngram_overlap"]
 T = TypeVar("T")
 
 
 class KnownProblems(Generic[T]):
-    """Problems, each with a value, that are found again however they are typeset."""
+    """Maps problems to values, however they are typeset."""
 
     def __init__(self, ngram: int = NGRAM) -> None:
         self.ngram = ngram
-        """The length in words of the runs that are compared; 0 compares only whole problems."""
+        """The length of compared n-grams, in words; 0 compares only whole problems."""
         self._values: dict[str, T] = {}
         self._by_run: dict[int, str] = {}
         self._sharing: Counter[int] = Counter()
 
     def add(self, problem: str, value: T) -> None:
-        """Add a problem; one that is there keeps its value."""
+        """Add a problem; a known problem keeps its value."""
         key = normalize_problem(problem)
         if key not in self._values:
             self._values[key] = value
@@ -160,22 +161,22 @@ class KnownProblems(Generic[T]):
             self._by_run |= dict.fromkeys(sorted(new)[:MOST_RUNS], problem)
 
     def find(self, problem: str) -> tuple[T, Overlap] | None:
-        """The value of the same problem, or else of the one that it shares most with, if that is enough."""
+        """Return the value of the same problem, or else of the one with the largest overlap, if that is enough."""
         if (key := normalize_problem(problem)) in self._values:
             return self._values[key], "same_problem"
         runs = self._runs(problem)
-        alike: dict[str, float] = {}
+        overlaps: dict[str, float] = {}
         for run in sorted(runs):
-            if (other := self._by_run.get(run)) and other not in alike:
+            if (other := self._by_run.get(run)) and other not in overlaps:
                 others = self._runs(other)
-                alike[other] = len(runs & others) / (min(len(runs), len(others)) or 1)
-        nearest = max(alike, key=alike.__getitem__, default=None)
-        if nearest is None or alike[nearest] < OVERLAP:
+                overlaps[other] = len(runs & others) / (min(len(runs), len(others)) or 1)
+        nearest = max(overlaps, key=overlaps.__getitem__, default=None)
+        if nearest is None or overlaps[nearest] < OVERLAP:
             return None
         return self._values[normalize_problem(nearest)], "ngram_overlap"
 
     def _runs(self, problem: str) -> set[int]:
-        """The runs of words of a problem that are not common."""
+        """Return the hashes of a problem's n-grams, without common ones."""
         words, size = problem_words(problem), self.ngram
         starts = range(len(words) - size + 1) if size else ()
         texts = (" ".join(words[i : i + size]) for i in starts)
@@ -185,7 +186,7 @@ class KnownProblems(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Shares by name."""
+    """Split shares by name."""
 
     shares: Mapping[str, float]
     seed: int = 0
@@ -197,7 +198,7 @@ class Splits:
 
     @classmethod
     def parse(cls, text: str, seed: int = 0) -> Splits:
-        """From "train=0.9,test=0.1"."""
+        """Parse "train=0.9,test=0.1"."""
         shares: dict[str, float] = {}
         for part in text.split(","):
             name, _, share = part.strip().partition("=")
@@ -206,27 +207,27 @@ class Splits:
             except ValueError:
                 raise ConfigError(f"split {part!r} is not NAME=SHARE, as in train=0.9,test=0.1") from None
         if len(shares) != len(text.split(",")):
-            raise ConfigError(f"split {text!r} names a part twice")
+            raise ConfigError(f"split {text!r} repeats a name")
         try:
             return cls(shares, seed)
         except ConfigError as error:
             raise ConfigError(f"split {text!r}: {error}") from None
 
-    def drawn(self, problem: str) -> str:
-        """The split that a problem's text and the seed give."""
+    def draw(self, problem: str) -> str:
+        """Draw the split of a problem from its text and the seed."""
         digest = hashlib.blake2b(f"{self.seed}\0{normalize_problem(problem)}".encode(), digest_size=8).digest()
         names, ends = list(self.shares), list(accumulate(self.shares.values()))
-        place = int.from_bytes(digest) / 2**64
-        return names[min(bisect_right(ends, place), len(names) - 1)]
+        uniform = int.from_bytes(digest) / 2**64
+        return names[min(bisect_right(ends, uniform), len(names) - 1)]
 
 
 def split_by_problem(splits: Splits) -> Callable[[str], str]:
-    """Problem → its split. The first of problems that are the same decides, so more data moves nothing."""
+    """Return a function from problem to split. The first of equal problems decides, so more data moves nothing."""
     known = KnownProblems[str]()
 
     def split_of(problem: str) -> str:
-        found = known.find(problem)
-        split = found[0] if found else splits.drawn(problem)
+        match = known.find(problem)
+        split = match[0] if match else splits.draw(problem)
         known.add(problem, split)
         return split
 
@@ -234,16 +235,16 @@ def split_by_problem(splits: Splits) -> Callable[[str], str]:
 
 
 class Exclusions(KnownProblems[str]):
-    """Problems that must not be learned from, such as those of a benchmark, each with the first file that has it."""
+    """Problems to leave out of training, such as those of a benchmark, each with the first file that has it."""
 
     def __init__(self, ngram: int = NGRAM) -> None:
         super().__init__(ngram)
         self.counts: dict[str, Counter[Overlap]] = {}
-        """By file, how many trees were left out and why."""
+        """The number of excluded trees, by file and reason."""
 
     @classmethod
     def read(cls, files: Iterable[str | Path], ngram: int = NGRAM) -> Exclusions:
-        """The problems in some files, of any format that is read here or with a field that names a problem."""
+        """Read the problems of files, in any known format or with a field that holds a problem."""
         exclusions = cls(ngram)
         for source in find_sources(files):
             exclusions.counts[source.name] = Counter()
@@ -254,11 +255,11 @@ class Exclusions(KnownProblems[str]):
 
     def match(self, problem: str) -> bool:
         """Whether a problem is excluded; counts it by file and reason if so."""
-        found = self.find(problem)
-        if found is not None:
-            file, reason = found
+        overlap = self.find(problem)
+        if overlap is not None:
+            file, reason = overlap
             self.counts.setdefault(file, Counter())[reason] += 1
-        return found is not None
+        return overlap is not None
 
 
 _FIELDS = (
@@ -267,14 +268,14 @@ _FIELDS = (
 
 
 def _problems_in(record: Mapping[str, Any]) -> list[str]:
-    """Every text in a record that is a problem."""
-    found = []
+    """Return every field of a record that is a problem."""
+    problems = []
     for name in _FIELDS:
         value = record.get(name)
         if isinstance(value, dict):  # PRM800K keeps the problem in {"question": {"problem": …}}
             value = value.get("problem")
         if isinstance(value, str) and value.strip():
-            found.append(FIRST_STEP.split(value, maxsplit=1)[0] if name == "input" else value)
-    if not found:
+            problems.append(FIRST_STEP.split(value, maxsplit=1)[0] if name == "input" else value)
+    if not problems:
         raise DataError(f"no problem in any of the fields {', '.join(_FIELDS)}", reason="missing-field")
-    return found
+    return problems

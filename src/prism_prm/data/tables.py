@@ -1,6 +1,6 @@
-"""The Parquet tables that commands exchange, how they are written and read, and many trees as columns.
+"""The Parquet tables that commands exchange: schemas, readers and writers, and many trees as columns.
 
-`docs/tables.md` says what each column means.
+`docs/reference/files.md` explains each column.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ PAIRS = pa.schema(
     ]
 )  # fmt: skip
 LATER = ("gap", "rollouts")
-"""Columns of pairs that files of earlier versions do not have."""
+"""Columns of pairs that files of earlier versions lack."""
 
 
 def scores_schema(outputs: Sequence[str]) -> pa.Schema:
-    """The scores table of a family that names its log-odds `outputs`; the first is that of a right step."""
+    """Return the schema of a scores table with these outputs; the first is the log-odds of a right step."""
     log_odds = pa.struct(_required(**dict.fromkeys(outputs, pa.float64())))
     return pa.schema(
         _required(
@@ -90,9 +90,9 @@ class Forest:
 
     drafts: Sequence[Draft]
     node_starts: Ints
-    """Where each tree's nodes begin, and where the last tree's nodes end."""
+    """The start of each tree's nodes, and the end of the last."""
     trunk_starts: Ints
-    """Where each tree's trunk begins, and where the last one ends."""
+    """The start of each tree's trunk, and the end of the last."""
     texts: Any
     """Arrow strings, one per node."""
     text_codes: Ints
@@ -111,7 +111,7 @@ class Forest:
 
     @classmethod
     def of(cls, drafts: Sequence[Draft]) -> Forest:
-        """Put trees side by side."""
+        """Concatenate drafts."""
 
         def flat(name: str) -> list[Any]:
             return list(chain.from_iterable(getattr(draft, name) for draft in drafts))
@@ -121,13 +121,13 @@ class Forest:
             np.array([0, *accumulate(len(getattr(draft, name)) for draft in drafts)], dtype=np.int64)
             for name in ("texts", "trunk")
         )
-        # Under a null estimate stand zeros, since Parquet takes no null parts of a null whole.
+        # A null estimate has zeros as fields, because Parquet does not accept null fields of a null struct.
         numbers, missing = np.zeros((len(ESTIMATE), len(texts))), np.ones(len(texts), dtype=bool)
         if any(draft.estimates for draft in drafts):
             known = (draft.estimates or [None] * len(draft.texts) for draft in drafts)
-            for i, one in enumerate(chain.from_iterable(known)):
-                if one is not None:
-                    numbers[:, i], missing[i] = (one.value, one.rollouts, one.low, one.high), False
+            for i, each in enumerate(chain.from_iterable(known)):
+                if each is not None:
+                    numbers[:, i], missing[i] = (each.value, each.rollouts, each.low, each.high), False
         columns = [pa.array(column).cast(field.type) for column, field in zip(numbers, ESTIMATE, strict=True)]
         return cls(
             drafts, node_starts, trunk_starts, texts, string_codes(texts), pa.array(flat("labels"), pa.float64()),
@@ -137,22 +137,22 @@ class Forest:
         )  # fmt: skip
 
     def tree_of_node(self) -> Ints:
-        """For every node the index of its tree in this chunk."""
+        """Return for every node the index of its tree in this chunk."""
         return np.repeat(np.arange(len(self.drafts)), np.diff(self.node_starts))
 
 
 def string_codes(strings: Any) -> Ints:
-    """A number for every string, equal for equal strings."""
+    """Encode strings as numbers, equal for equal strings."""
     codes: Ints = pc.dictionary_encode(strings).indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
 
 
 _INDEXED = ["tree_id"]
-"""Columns whose range is kept for every row group, so that a reader can skip; for others it is work for nothing."""
+"""Columns with statistics per row group, so that readers can skip groups; other columns do not need them."""
 
 
 def tree_writer(path: str | Path) -> pq.ParquetWriter:
-    """A writer of `trees.parquet`; only columns with few values are worth a dictionary."""
+    """Open a writer of `trees.parquet`; only columns with few distinct values use a dictionary."""
     few = [*(f"nodes.list.element.{name}" for name in ("label", "rating", "origin")), "split", "source"]
     return pq.ParquetWriter(
         path, TREES, compression="zstd", compression_level=1, use_dictionary=few, write_statistics=_INDEXED
@@ -160,7 +160,7 @@ def tree_writer(path: str | Path) -> pq.ParquetWriter:
 
 
 def pair_writer(path: str | Path) -> pq.ParquetWriter:
-    """A writer of `pairs.parquet`; its numbers grow slowly, so differences take a sixth of the space."""
+    """Open a writer of `pairs.parquet`; its numbers grow slowly, so delta encoding takes a sixth of the space."""
     numbers = {field.name: "DELTA_BINARY_PACKED" for field in PAIRS if pa.types.is_integer(field.type)}
     return pq.ParquetWriter(
         path, PAIRS, compression="zstd", compression_level=1, use_dictionary=["kind", "split"], column_encoding=numbers,
@@ -169,7 +169,7 @@ def pair_writer(path: str | Path) -> pq.ParquetWriter:
 
 
 def tree_table(forest: Forest, *, tree_ids: Sequence[int], splits: Sequence[str], sources: Sequence[str]) -> pa.Table:
-    """Rows of `trees.parquet`."""
+    """Return the rows of `trees.parquet`."""
     drafts = forest.drafts
     node_columns = [
         forest.texts, pa.array(forest.parents), forest.labels, forest.ratings, forest.origins, forest.estimates,
@@ -201,22 +201,22 @@ def write_trees(path: str | Path, trees: Iterable[StepTree], *, split: str = "",
 
 
 def check_split(path: str | Path, split: str | None) -> None:
-    """Refuse a split that no tree of a `trees.parquet` (or of the folder that holds it) is in."""
+    """Raise if no tree of a `trees.parquet` (or of the folder that holds it) is in the split."""
     if split is None:
         return
     with _open(path, "trees.parquet", TREES) as file:
         column = fitted(path, file.read(columns=["split"]), pa.schema([TREES.field("split")]))
-        found = sorted(set(column["split"].to_pylist()))
-    if split not in found:
+        splits = sorted(set(column["split"].to_pylist()))
+    if split not in splits:
         raise DataError(
-            f"{path}: no tree is in the split {split!r}; found: {found}. "
+            f"{path}: no tree is in the split {split!r}; found: {splits}. "
             "Make splits with `prism pairs --split`, or in a recipe with [data] split.",
             reason="no-such-split",
         )
 
 
 def check_pairs_folder(folder: str | Path, split: str | None = None) -> None:
-    """Refuse a folder that `prism pairs` has not written, or that has no such split."""
+    """Raise unless `prism pairs` wrote the folder and it has the split."""
     for name, schema in (("trees.parquet", TREES), ("pairs.parquet", PAIRS)):
         with _open(folder, name, schema):
             pass
@@ -224,27 +224,27 @@ def check_pairs_folder(folder: str | Path, split: str | None = None) -> None:
 
 
 def iter_trees(path: str | Path, *, split: str | None = None, advance: Advance = ignore) -> Iterator[StepTree]:
-    """The trees of a `trees.parquet` (or of the folder that holds it), with the ids they were written with.
+    """Yield the trees of a `trees.parquet` (or of the folder that holds it), with their stored ids.
 
-    `advance` is called with the number of further bytes read, estimated from its rows.
+    `advance` is called with the number of newly read bytes, estimated from the rows.
     """
     path = _file(path, "trees.parquet")
     size = path.stat().st_size if advance is not ignore else 0
     with _open(path, "trees.parquet", TREES) as file:
         for batch in file.iter_batches(batch_size=256):
-            chosen = _only_split(fitted(path, batch, TREES), split)
-            nodes = chosen.column("nodes")
+            selected = _only_split(fitted(path, batch, TREES), split)
+            nodes = selected.column("nodes")
             values = nodes.flatten()
             starts = np.concatenate([[0], np.cumsum(nodes.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
-            texts, parents, labels, ratings, origins, found = (values.field(field.name).to_pylist() for field in NODE)
-            estimates = [None if one is None else Estimate(**one) for one in found]
+            texts, parents, labels, ratings, origins, structs = (values.field(field.name).to_pylist() for field in NODE)
+            estimates = [None if struct is None else Estimate(**struct) for struct in structs]
             names = ("tree_id", "problem", "trunk", "name", "answer", "ended", "source")
-            for i, row in enumerate(zip(*(chosen.column(name).to_pylist() for name in names), strict=True)):
+            for i, row in enumerate(zip(*(selected.column(name).to_pylist() for name in names), strict=True)):
                 tree_id, problem, trunk, name, answer, ended, source = row
-                of = slice(starts[i], starts[i + 1])
+                own = slice(starts[i], starts[i + 1])
                 draft = Draft(
-                    problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended,
-                    f"{path} (from {source})" if source else str(path), estimates[of],
+                    problem, texts[own], parents[own], labels[own], ratings[own], origins[own], trunk, name, answer,
+                    ended, f"{path} (from {source})" if source else str(path), estimates[own],
                 )  # fmt: skip
                 try:
                     draft.check_links()
@@ -264,41 +264,41 @@ def write_pairs(path: str | Path, pairs: Iterable[StepPair], *, split: str = "")
 
 
 def read_pairs(path: str | Path, *, split: str | None = None) -> pa.Table:
-    """The whole of a `pairs.parquet` (or of the folder that holds it) as columns: about 37 bytes per pair."""
+    """Read all of a `pairs.parquet` (or of the folder that holds it) as columns: about 37 bytes per pair."""
     with _open(path, "pairs.parquet", PAIRS) as file:
         return _only_split(fitted(_file(path, "pairs.parquet"), file.read(), PAIRS, optional=LATER), split)
 
 
 def iter_pairs(path: str | Path, *, split: str | None = None) -> Iterator[StepPair]:
-    """The pairs of a `pairs.parquet` (or of the folder that holds it), one by one."""
+    """Yield the pairs of a `pairs.parquet` (or of the folder that holds it)."""
     names = [field.name for field in PAIRS if field.name != "split"]
     with _open(path, "pairs.parquet", PAIRS) as file:
         for batch in file.iter_batches(batch_size=65536):
-            kept = _only_split(fitted(_file(path, "pairs.parquet"), batch, PAIRS, optional=LATER), split)
-            for row in zip(*(kept.column(name).to_pylist() for name in names), strict=True):
+            selected = _only_split(fitted(_file(path, "pairs.parquet"), batch, PAIRS, optional=LATER), split)
+            for row in zip(*(selected.column(name).to_pylist() for name in names), strict=True):
                 yield StepPair(*row)
 
 
 def check_pairs(where: str | Path, pairs: Mapping[str, Ints], sizes: Mapping[int, int]) -> None:
-    """Pairs (columns of a `pairs.parquet`) may only name nodes that are there; `sizes` are those of the trees."""
+    """Raise if a pair (columns of a `pairs.parquet`) names a missing node; `sizes` are the node counts of the trees."""
     trees = np.array(sorted(sizes), dtype=np.int64)
     num_nodes = np.array([sizes[tree] for tree in trees.tolist()] + [0], dtype=np.int64)
     for tree_column, node_column in (("tree_id", "chosen"), ("rejected_tree", "rejected")):
-        named, nodes = pairs[tree_column], pairs[node_column]
-        at = np.searchsorted(trees, named)
-        at[np.append(trees, -1)[at] != named] = len(trees)
+        tree_ids, nodes = pairs[tree_column], pairs[node_column]
+        at = np.searchsorted(trees, tree_ids)
+        at[np.append(trees, -1)[at] != tree_ids] = len(trees)
         bad = np.flatnonzero((nodes < 0) | (nodes >= num_nodes[at]))
         if len(bad):
             first = bad[0]
-            raise no_such_node(where, pairs["pair_id"][first], named[first], nodes[first], num_nodes[at[first]])
+            raise no_such_node(where, pairs["pair_id"][first], tree_ids[first], nodes[first], num_nodes[at[first]])
 
 
 def no_such_node(where: str | Path, pair_id: int, tree_id: int, node: int, num_nodes: int) -> DataError:
-    """The error of a pair that names a node its tree does not have; no nodes, no tree."""
-    found = f"has {num_nodes} nodes" if num_nodes else "trees.parquet lacks"
+    """Make the error for a pair that names a missing node; `num_nodes` is 0 if the tree is missing."""
+    finding = f"has {num_nodes} nodes" if num_nodes else "trees.parquet lacks"
     return DataError(
-        f"{where}: pair {pair_id} names node {node} of tree {tree_id}, which {found}; both tables must come from one "
-        "run of `prism pairs`",
+        f"{where}: pair {pair_id} names node {node} of tree {tree_id}, which {finding}; both tables must come from "
+        "one run of `prism pairs`",
         reason="no-such-node",
     )
 
@@ -314,14 +314,14 @@ def _only_split(table: Any, split: str | None) -> Any:
 
 
 def _file(path: str | Path, name: str) -> Path:
-    """`path` itself, or the file `name` in it."""
+    """Return `path`, or the file `name` in it if it is a folder."""
     path = Path(path)
     return path / name if path.is_dir() else path
 
 
 @contextlib.contextmanager
 def _open(path: str | Path, name: str, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
-    """The Parquet file `path`, or `name` in the folder `path`, if it has the right columns."""
+    """Open the Parquet file `path`, or `name` in the folder `path`, and check its columns."""
     path = _file(path, name)
     if not path.is_file():
         raise DataError(f"{path}: no such file; `prism pairs` writes it", reason="no-such-file")

@@ -3,7 +3,7 @@
     task = load_task("math-500-100", "math500/test.jsonl")   # without a file: from the Hugging Face hub
     task = load_task("my-problems.jsonl")                    # fields `problem` and `answer`
 
-How answers to them are found, judged and grouped is in `grading.graders`.
+`grading.graders` finds, judges and groups the answers.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from prism_prm.plugins import Plugins
 
 @dataclass(frozen=True, slots=True)
 class TaskSource:
-    """Where a known task comes from and what is special about it."""
+    """The source of a known task, and how to judge it."""
 
     place: str
     """`owner/name[:config]:split` on the hub, or a file."""
     about: str
     tolerance: float = 0.0
     subsample: int | None = None
-    """Take this many problems, over all levels in proportion."""
+    """Take this many problems, from all levels in proportion."""
 
 
 TASKS: dict[str, TaskSource] = {
@@ -55,7 +55,7 @@ TASKS: dict[str, TaskSource] = {
     "mbpp": TaskSource("google-research-datasets/mbpp:sanitized:test", "257 short Python functions"),
     "livecodebench": TaskSource("lighteval/code_generation_lite:release_v6:test", "as livecodebench-v6"),
 }
-"""Minerva's references are rounded to two or three digits, so numbers within 1 % are right there."""
+"""Minerva's reference answers are rounded to two or three digits, so there numbers within 1 % are right."""
 _LIVECODEBENCH = {1: "400", 2: "511", 3: "612", 4: "713", 5: "880", 6: "1,055"}
 TASKS |= {
     f"livecodebench-v{release}": TaskSource(
@@ -75,12 +75,12 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which problems of a task are used."""
+    """Which problems of a task to use."""
 
     since: str | None = None
     """The first day, YYYY-MM-DD."""
     until: str | None = None
-    """The last day."""
+    """The last day, YYYY-MM-DD."""
     errata: Errata = "keep"
     """Whether to keep problems that the benchmark's own errata list."""
 
@@ -90,12 +90,12 @@ class Window:
                 raise SettingError(name, day, "must be a day, such as 2024-08-01")
 
     def reason_against(self, problem: TaskProblem) -> str:
-        """Why a problem is not used; "" if it is."""
+        """Return why a problem is not used; "" if it is."""
         if not problem.is_judged:
             return "no hidden test that can be read"
         if (self.since or self.until) and not problem.date:
             raise DataError(
-                f"the problem {problem.name or problem.text[:60]!r} has no date, so --since and --until cannot choose",
+                f"the problem {problem.name or problem.text[:60]!r} has no date; leave out `since` and `until`",
                 reason="missing-field",
             )
         if (self.since and problem.date < self.since) or (self.until and problem.date > self.until):
@@ -113,23 +113,23 @@ class Task:
     """Problems that are not used, and why."""
 
     def notes(self) -> list[str]:
-        """What the problems lack and what was left out, a line each."""
-        found = [
+        """Describe what the problems lack and what was left out, in one line each."""
+        notes = [
             f"{count:,} problems of {self.name} are left out: {why}."
             for why, count in Counter(why for _, why in self.left_out).items()
         ]
         coded = [problem.tests for problem in self.problems if problem.tests is not None]
         if bare := sum(not tests.public for tests in coded):
-            found.append(
+            notes.append(
                 f"{bare:,} of {len(coded):,} code problems have no public tests: votes cannot tell programs apart."
             )
         if unread := sum(tests.num_unread for tests in coded):
-            found.append(f"{unread:,} tests of {self.name} cannot be read as arguments and a value, and are not used.")
-        return found
+            notes.append(f"{unread:,} tests of {self.name} cannot be read as arguments and a value, and are not used.")
+        return notes
 
 
 class ProblemIndex:
-    """Finds the problem that a record of another file is about."""
+    """Finds the problem that a record of another file refers to."""
 
     def __init__(self, problems: Iterable[TaskProblem]) -> None:
         self._by_text: dict[str, list[TaskProblem]] = defaultdict(list)
@@ -137,30 +137,30 @@ class ProblemIndex:
             self._by_text[problem.text.strip()].append(problem)
 
     def find(self, text: str, *, name: str = "", answer: str | None = None, where: str = "") -> TaskProblem | None:
-        """The problem of this text, or None; of several, the one of this name, or else with this answer.
+        """Return the problem with this text, or None; of several, the one with this name, or else with this answer.
 
-        Problems that share a text and are judged alike are one; others must be told apart, or it is an error.
+        Problems with the same text that are judged alike count as one. Raises if several different ones are left.
         """
-        found = self._by_text.get(text.strip(), [])
-        named = [problem for problem in found if name and problem.name == name]
-        for some in (named, found, [problem for problem in found if answer and problem.answer == answer]):
-            judged_by = [(problem.answer, problem.tolerance, problem.tests) for problem in some]
-            if some and all(one == judged_by[0] for one in judged_by):
-                return some[0]
-        if not found:
+        matches = self._by_text.get(text.strip(), [])
+        named = [problem for problem in matches if name and problem.name == name]
+        for candidates in (named, matches, [problem for problem in matches if answer and problem.answer == answer]):
+            judged_by = [(problem.answer, problem.tolerance, problem.tests) for problem in candidates]
+            if candidates and all(each == judged_by[0] for each in judged_by):
+                return candidates[0]
+        if not matches:
             return None
-        names = ", ".join(repr(problem.name) for problem in found[:3] if problem.name) or "none"
+        names = ", ".join(repr(problem.name) for problem in matches[:3] if problem.name) or "none"
         raise DataError(
-            f"{where or 'a record'}: {len(found)} problems of the task have its text, {text.strip()[:60]!r}, and "
+            f"{where or 'a record'}: {len(matches)} problems of the task have its text, {text.strip()[:60]!r}, and "
             f"different answers or tests; give it the `name` of one of them (their names: {names})",
             reason="ambiguous-problem",
         )
 
 
 def load_problems(place: str, source: str | Path | None = None) -> Task:
-    """A task, a file of problems, or a hub dataset named by its id (`owner/name[:config]:split`)."""
+    """Load a task, a file of problems, or a hub dataset by its id (`owner/name[:config]:split`)."""
     if source is None and "/" in place and place not in _PLUGINS.names() and not Path(place).exists():
-        return _used(place, list(read_problems(place)))
+        return _make_task(place, list(read_problems(place)))
     return load_task(place, source)
 
 
@@ -171,16 +171,16 @@ def load_task(
     answer_field: str | None = None,
     window: Window | None = None,
 ) -> Task:
-    """A task of TASKS, from a local `source` or else from the hub; or, if `name` is a file, your own problems.
+    """Load a known task from a local copy or the hub, or your own problems from a file.
 
-    Installed packages may add tasks (docs/plugins.md).
-    Hyphens in a task's name may be left out: `math500` is `math-500`.
+    Installed packages may add tasks (docs/guides/plugins.md).
+    Hyphens in a task's name are optional: `math500` is `math-500`.
 
     Args:
         name: math-500, aime-2024, gsm8k, …, or a file of problems with answers.
-        source: a local copy of the task.
-        answer_field: the field that holds the reference answer; default: `answer` and its common synonyms.
-        window: which days to take problems from, and whether to keep flawed ones; default: all.
+        source: a local copy of the task. By default the hub's.
+        answer_field: the field that holds the reference answer. By default `answer` and its common synonyms.
+        window: the days to take problems from, and whether to keep flawed ones. By default all.
 
     Example:
         >>> task = load_task("problems.jsonl")
@@ -189,30 +189,30 @@ def load_task(
     """
     names = _PLUGINS.names()
     name = next((task for task in names if task.replace("-", "") == name.lower().replace("-", "")), name)
-    its_own = name not in names and (source is not None or Path(name).exists())
-    known = None if its_own else _PLUGINS.find(name)
+    is_file = name not in names and (source is not None or Path(name).exists())
+    known = None if is_file else _PLUGINS.find(name)
     where = source or (known.place if known else name)
     problems = list(read_problems(where, tolerance=known.tolerance if known else 0.0, answer_field=answer_field))
     if known and known.subsample:
         problems = subsample(problems, known.subsample)
-    return _used(name if known else Path(name).stem, problems, window or Window())
+    return _make_task(name if known else Path(name).stem, problems, window or Window())
 
 
-def _used(name: str, problems: Sequence[TaskProblem], window: Window = Window()) -> Task:  # noqa: B008  frozen
-    """The task of those problems that can be judged and lie in the window."""
-    against = [(problem, window.reason_against(problem)) for problem in problems]
-    used = tuple(problem for problem, why in against if not why)
+def _make_task(name: str, problems: Sequence[TaskProblem], window: Window = Window()) -> Task:  # noqa: B008  frozen
+    """Make a task of the problems that can be judged and lie in the window."""
+    reasons = [(problem, window.reason_against(problem)) for problem in problems]
+    used = tuple(problem for problem, reason in reasons if not reason)
     if not used:
-        reasons = Counter(why for _, why in against)
-        said = "; ".join(f"{why}: {count:,}" for why, count in reasons.items())
-        raise DataError(f"{name}: none of its {len(problems):,} problems is left. {said or 'It is empty'}.")
-    return Task(name, used, tuple((problem, why) for problem, why in against if why))
+        counts = Counter(reason for _, reason in reasons)
+        summary = "; ".join(f"{reason}: {count:,}" for reason, count in counts.items())
+        raise DataError(f"{name}: none of its {len(problems):,} problems is left. {summary or 'It is empty'}.")
+    return Task(name, used, tuple((problem, reason) for problem, reason in reasons if reason))
 
 
 def read_problems(
     source: str | Path, *, tolerance: float = 0.0, answer_field: str | None = None
 ) -> Iterator[TaskProblem]:
-    """The problems of a file, folder or hub dataset; each must have an answer or tests, be they unreadable ones."""
+    """Yield the problems of a file, folder or hub dataset; each must have an answer or tests, even unreadable ones."""
 
     def read(record: dict[str, Any]) -> TaskProblem:
         problem = problem_of(record, tolerance, answer_field=answer_field)
@@ -226,7 +226,7 @@ def read_problems(
 
 
 def subsample(problems: Sequence[TaskProblem], size: int) -> list[TaskProblem]:
-    """`size` problems in their order, each level in proportion to its share; which ones depends on their text alone."""
+    """Choose `size` problems, each level in proportion, in their order. The choice depends only on their texts."""
     if size >= len(problems):
         return list(problems)
     levels: dict[str, list[int]] = defaultdict(list)
@@ -238,7 +238,6 @@ def subsample(problems: Sequence[TaskProblem], size: int) -> list[TaskProblem]:
         seats[level] += 1
 
     def rank(i: int) -> bytes:
-        """Random-looking; neither a seed nor the order of a file can change it."""
         return hashlib.blake2b(problems[i].text.strip().encode(), digest_size=8).digest()
 
     chosen = [i for level in levels for i in sorted(levels[level], key=rank)[: seats[level]]]
@@ -253,11 +252,11 @@ _PERHAPS_ANSWERS = (
     "gold", "gold_answer", "target", "target_answer", "reference", "reference_answer", "correct_answer", "true_answer",
     "gt", "gt_answer",
 )  # fmt: skip
-"""Names that count as the answer only if the user says so: some datasets use them for something else."""
+"""Fields that hold the answer only if the user names them: some datasets use them for something else."""
 
 
 MOST_TOLERANCE = 1e6
-"""Relative to the reference; a larger one is nonsense."""
+"""A larger tolerance, relative to the reference, is an error."""
 
 
 def problem_of(
@@ -267,12 +266,12 @@ def problem_of(
     answer_field: str | None = None,
     with_answer: bool = True,
 ) -> TaskProblem:
-    """The problem in a record; its answer under `answer_field` alone, if that is given, or none at all.
+    """Read the problem of a record; its answer only from `answer_field`, if that is given.
 
-    A record with tests asks for a program, and has no answer.
+    A record with tests asks for a program and has no answer.
     """
     if answer_field is None and (problem := read_code_problem(record)) is not None:
-        return problem if with_answer or problem.tests is None else replace(problem, tests=problem.tests.shown())
+        return problem if with_answer or problem.tests is None else replace(problem, tests=problem.tests.public_only())
     field, text = _first(record, PROBLEM_FIELDS)
     if text is None:
         raise DataError(
@@ -280,26 +279,26 @@ def problem_of(
             reason="missing-field",
         )
     if not isinstance(text, str):
-        raise _unfit(field, text, "a string")
+        raise _wrong_type(field, text, "a string")
     answer = None
     if with_answer:
         field, value = _first(record, ANSWER_FIELDS if answer_field is None else (answer_field,))
         if value is None and answer_field is not None:
             raise DataError(
-                f"no `{answer_field}`, which --answer-field names; found the fields {sorted(record)}",
+                f"no `{answer_field}`, which answer_field names; found the fields {sorted(record)}",
                 reason="missing-field",
             )
-        if value is None:  # Minerva's own release has it only as the box in its solution
+        if value is None:  # Minerva's own release has it only in the \boxed{} of its solution
             answer = last_boxed(str(record.get("solution") or ""))
         else:
             parts = [scalar_text(part) for part in (value if isinstance(value, list) else [value])]
             known = [part for part in parts if part is not None]
             if len(known) < len(parts):
-                raise _unfit(field, value, "a string, a number, or a list of them")
+                raise _wrong_type(field, value, "a string, a number, or a list of them")
             joined = ", ".join(part.replace("$", "") for part in known) if isinstance(value, list) else known[0]
             answer = (after_hashes(joined) or joined).strip()
     name = _word(*_first(record, _NAME_FIELDS))
-    error = _number(record, "error", math.inf)  # OlympiadBench: how far off, absolutely
+    error = _number(record, "error", math.inf)  # OlympiadBench: an absolute tolerance
     number = numeral(normalize(answer)) if answer and error else None
     if number and number.value and error:
         try:
@@ -313,23 +312,23 @@ def problem_of(
 
 
 def no_answer(record: Mapping[str, Any]) -> DataError:
-    """The error of a record that needs a reference answer and has none under the names we know."""
-    meant = next((field for field in _PERHAPS_ANSWERS if not _is_empty(record.get(field))), "FIELD")
+    """Make the error for a record without a reference answer in any known field."""
+    guess = next((field for field in _PERHAPS_ANSWERS if not _is_empty(record.get(field))), "FIELD")
     return DataError(
         f"no reference answer in any of the fields {', '.join(ANSWER_FIELDS)}, and no \\boxed{{}} in `solution`; "
-        f"found the fields {sorted(record)}. Name the field that holds it: --answer-field {meant}",
+        f"found the fields {sorted(record)}. Name the field that holds it: --set answer_field={guess}",
         reason="missing-field",
     )
 
 
 def seems_to_have_an_answer(record: Mapping[str, Any]) -> bool:
-    """Whether a record has something that may be its answer, under none of the names we know."""
-    is_silent = not any(field in record for field in ANSWER_FIELDS)
-    return is_silent and any(not _is_empty(record.get(field)) for field in _PERHAPS_ANSWERS)
+    """Whether a record has no known answer field, but one that may hold its answer."""
+    has_none = not any(field in record for field in ANSWER_FIELDS)
+    return has_none and any(not _is_empty(record.get(field)) for field in _PERHAPS_ANSWERS)
 
 
 def scalar_text(value: Any) -> str | None:
-    """A string or a finite number as a string; None for anything else."""
+    """Convert a string or a finite number to a string; None for anything else."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -342,29 +341,29 @@ def scalar_text(value: Any) -> str | None:
 
 
 def _number(record: Mapping[str, Any], field: str, most: float) -> float | None:
-    """A number, also one that is written as a string."""
+    """Read a number, also one that is written as a string."""
     value = record.get(field)
     if value is None or value == "":
         return None
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not 0 <= found <= most or found == math.inf:
-        upper = "that is 0 or more" if most == math.inf else f"from 0 to {most:,.0f}"
-        raise _unfit(field, value, f"a number {upper}")
-    return found
+        number = math.nan
+    if not 0 <= number <= most or number == math.inf:
+        limits = "that is 0 or more" if most == math.inf else f"from 0 to {most:,.0f}"
+        raise _wrong_type(field, value, f"a number {limits}")
+    return number
 
 
 def _word(field: str, value: Any) -> str:
     text = "" if value is None else scalar_text(value)
     if text is None:
-        raise _unfit(field, value, "a string or a number")
+        raise _wrong_type(field, value, "a string or a number")
     return text
 
 
 def _first(record: Mapping[str, Any], fields: tuple[str, ...]) -> tuple[str, Any]:
-    """The first of these fields that holds something, and what; None where none does."""
+    """Return the first of these fields that is not empty, with its value; None if all are empty."""
     return next(((field, record[field]) for field in fields if not _is_empty(record.get(field))), (fields[0], None))
 
 
@@ -372,7 +371,7 @@ def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, list) and not value)
 
 
-def _unfit(field: str, value: Any, expected: str) -> DataError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else shown[:60] + "…"
-    return DataError(f"`{field}` is {shown}, expected {expected}", reason="wrong-type")
+def _wrong_type(field: str, value: Any, expected: str) -> DataError:
+    text = repr(value)
+    text = text if len(text) <= 60 else text[:60] + "…"
+    return DataError(f"`{field}` is {text}, expected {expected}", reason="wrong-type")

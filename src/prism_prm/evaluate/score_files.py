@@ -252,7 +252,7 @@ class TreesToScore:
         elif self.format == "pool" or (self.format == "auto" and holds_pool(self.inputs)):
             yield from trees_of(iter_pool(self.inputs, self._advance))
         else:
-            reader = Reader(self.inputs, format=self.format, options=self.options, unlabelled=True)
+            reader = Reader(self.inputs, format=self.format, options=self.options, unlabeled=True)
             self._report = reader.report
             for number, (_, draft) in enumerate(reader.drafts()):
                 self.bytes_read = reader.report.bytes

@@ -1,1 +1,1 @@
-"""Whether a final answer or a program is right."""
+"""Judge final answers and programs."""

@@ -1,8 +1,8 @@
-"""Problems that ask for a program, in the records of LiveCodeBench, HumanEval and MBPP, and in users' own.
+"""Read problems that ask for a program: records of LiveCodeBench, HumanEval and MBPP, and users' own.
 
-Tests that are written as Python are read as (arguments, expected) without running any of it: `assert f(1, 2) == 3`, and
-the examples of a docstring, `>>> f(1, 2)` or `f(1, 2) -> 3`. Anything else, such as an assert in a loop, is counted and
-left out. Also what programs do that a benchmark's own harness treats otherwise.
+Tests written in Python are read as (arguments, expected) without running any code: `assert f(1, 2) == 3`, and the
+examples of a docstring, `>>> f(1, 2)` or `f(1, 2) -> 3`. Anything else, such as an assert in a loop, is counted and
+left out. This file also counts what programs do that a benchmark's own harness handles differently.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ _MAX_ITEMS = 100_000
 _MEANS = re.compile(
     r"[ \t]*#?[ \t]*(?:={1,2}>?|->|➞|returns?\b|(?:,?\s*your function )?should (?:return|be equal to)\b|is\b)[ \t]*:?"
 )
-"""What writers of docstrings put between a call and its value."""
+"""Matches what docstrings put between a call and its value."""
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
 _VIEWED = ("tuple", "list", "set", "sorted")
-"""What a test may do to a returned value before it compares it."""
+"""Conversions of a returned value that a test may apply before comparing."""
 _COMPARING = (*_VIEWED, "abs", "fabs", "isclose")
-"""Functions that a test calls to compare, whatever it is about."""
+"""Functions that a test calls to compare values."""
 _CONTAINERS: dict[str, Callable[..., Any]] = {"set": set, "tuple": tuple, "list": list, "frozenset": frozenset}
 _VALUE_END = re.compile(r"(?=\s|[.;,]|$)")
 
 
 class NotPlainError(ValueError):
-    """An expression that is not a value."""
+    """An expression is not a plain value."""
 
 
 def parse_python(source: str) -> ast.Module:
-    """Python as a tree, or a NotPlainError; its warnings are nobody's concern here."""
+    """Parse Python code without warnings. Raises NotPlainError if it is invalid."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         try:
@@ -64,7 +64,7 @@ def parse_python(source: str) -> ast.Module:
 
 
 def _plain_value(node: ast.expr) -> Any:
-    """The value of an expression of literals; small arithmetic on them is done (`"ab" * 3`, `1 / 2`)."""
+    """Evaluate an expression of literals, including small arithmetic (`"ab" * 3`, `1 / 2`)."""
     try:
         return _value(node)
     except (TypeError, ValueError, ArithmeticError, SyntaxError, MemoryError, RecursionError) as error:
@@ -92,7 +92,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def read_asserts(source: str, called: str) -> tuple[list[Case], int]:
-    """The tests that a source states about the function `called`, and how many of its asserts are of another form.
+    """Read the tests of the function `called` from asserts; also returns how many asserts have another form.
 
     Asserts that are always true and test nothing (`assert True, "…"`) are not counted.
     """
@@ -116,7 +116,7 @@ def read_asserts(source: str, called: str) -> tuple[list[Case], int]:
 
 
 def _unconditional(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that are certain to run: those of a module and of `def check`."""
+    """Yield statements that always run: those of a module and of `def check`."""
     for node in body:
         if isinstance(node, ast.FunctionDef):
             yield from _unconditional(node.body)
@@ -125,17 +125,17 @@ def _unconditional(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _case(test: ast.expr, called: str) -> Case:
-    """`f(…) == value`, `tuple(f(…)) == value`, `f(…)`, `not f(…)`, `abs(f(…) - value) < 1e-6`, `math.isclose(…)`."""
+    """Read `f(…) == v`, `tuple(f(…)) == v`, `f(…)`, `not f(…)`, `abs(f(…) - v) < 1e-6`, `math.isclose(…)`."""
     if _is_call(test, called):
         return Case(_arguments(test, called), True, view="truth")
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return Case(_arguments(test.operand, called), False, view="truth")
     if isinstance(test, ast.Call) and ast.unparse(test.func) in ("math.isclose", "isclose"):
-        given = {str(keyword.arg): _tolerance(keyword.value) for keyword in test.keywords}
-        if len(test.args) != 2 or not given.keys() <= {"rel_tol", "abs_tol"}:
-            raise NotPlainError("not math's isclose")
+        tolerances = {str(keyword.arg): _tolerance(keyword.value) for keyword in test.keywords}
+        if len(test.args) != 2 or not tolerances.keys() <= {"rel_tol", "abs_tol"}:
+            raise NotPlainError("not math.isclose")
         call, value = _call_first(test.args[0], test.args[1], called)
-        relative, absolute = given.get("rel_tol", 1e-9), given.get("abs_tol", 0.0)
+        relative, absolute = tolerances.get("rel_tol", 1e-9), tolerances.get("abs_tol", 0.0)
         return Case(_arguments(call, called), _plain_value(value), absolute, relative=relative)
     match test:
         case ast.Compare(left, [ast.Eq() | ast.Is()], [right]):
@@ -162,7 +162,7 @@ def _call_first(left: ast.expr, right: ast.expr, called: str) -> tuple[ast.expr,
 
 
 def _without_view(node: ast.expr) -> ast.expr:
-    """`f(…)` of `tuple(f(…))` and the like."""
+    """Return `f(…)` of `tuple(f(…))` and the like."""
     match node:
         case ast.Call(func, [inside], []) if _name(func) in _VIEWED:
             return inside
@@ -184,8 +184,8 @@ def _arguments(node: ast.expr, called: str) -> tuple[Any, ...]:
 
 
 def read_examples(docstring: str, called: str) -> list[Case]:
-    """The examples of a docstring, in their order, each once."""
-    found: dict[str, Case] = {}
+    """Read the examples of a docstring, in order, each once."""
+    cases: dict[str, Case] = {}
     for start in re.finditer(rf"(?<![\w.]){re.escape(called)}\(", docstring):
         before, rest = docstring[: start.start()], docstring[start.start() :]
         call = _leading_call(rest)
@@ -193,15 +193,15 @@ def read_examples(docstring: str, called: str) -> list[Case]:
             continue
         after = rest[len(call) :]
         prompted = re.search(r">>>[ \t]*$", before.rsplit("\n", 1)[-1])
-        shown = re.match(r"[ \t]*\n[ \t]*(?!>>>)(?P<value>\S[^\n]*)", after) if prompted else None
-        meant = _MEANS.match(after)
-        text = shown["value"] if shown else after[meant.end() :] if meant else ""
+        printed = re.match(r"[ \t]*\n[ \t]*(?!>>>)(?P<value>\S[^\n]*)", after) if prompted else None
+        arrow = _MEANS.match(after)
+        text = printed["value"] if printed else after[arrow.end() :] if arrow else ""
         try:
             case = Case(_arguments(_expression(call), called), _leading_value(text))
         except NotPlainError:
             continue
-        found.setdefault(call, case)
-    return list(found.values())
+        cases.setdefault(call, case)
+    return list(cases.values())
 
 
 def _expression(source: str) -> ast.expr:
@@ -212,7 +212,7 @@ def _expression(source: str) -> ast.expr:
 
 
 def _leading_call(text: str) -> str | None:
-    """The call at the beginning of a text, within its paragraph."""
+    """Return the call at the beginning of a text, within its first paragraph."""
     limit = text.find("\n\n") if "\n\n" in text else len(text)
     end = text.find(")")
     while 0 <= end < limit:
@@ -225,7 +225,7 @@ def _leading_call(text: str) -> str | None:
 
 
 def _leading_value(text: str) -> Any:
-    """The longest value at the beginning of a text or of its first line."""
+    """Return the longest value at the beginning of a text or of its first line."""
     text = text.strip()
     for candidate in (text, text.split("\n")[0]):
         ends = [match.start() for match in _VALUE_END.finditer(candidate)]
@@ -242,9 +242,9 @@ def _leading_value(text: str) -> Any:
 Record = Mapping[str, Any]
 
 
-def _prompt(task: str, how: str) -> str:
-    """The task, how the program is run, and where to write it."""
-    return f"{task}\n\n{how}\n\nPut the program into one block that begins with ```python and ends with ```."
+def _prompt(task: str, instructions: str) -> str:
+    """Write a problem's text: the task, how the program is run, and where to write it."""
+    return f"{task}\n\n{instructions}\n\nPut the program into one block that begins with ```python and ends with ```."
 
 
 def _string(record: Record, field: str) -> str:
@@ -262,7 +262,7 @@ ERRATA = frozenset({
     "abc337_e", "abc355_e",
     "abc350_c",
 })  # fmt: skip
-"""Problems that the benchmark's own errata list: several right outputs, interactive ones, and wrong tests."""
+"""Problems in the benchmark's own errata: several right outputs, interactive problems, and wrong tests."""
 _STAR_IMPORTS = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
     "functools", "operator", "io", "sys", "json",
@@ -274,11 +274,11 @@ LIVECODEBENCH_PRELUDE = "\n".join(
         "sys.setrecursionlimit(50000)",
     ]
 )
-"""The benchmark imports all of these before every program, which may rely on it."""
+"""The benchmark runs these imports before every program, so programs may rely on them."""
 
 
 def _read_livecodebench(record: Record) -> TaskProblem:
-    """Payloads that cannot be read, or that hold code, are refused."""
+    """Read a contest problem. Raises if a payload cannot be read or contains code."""
     metadata = record.get("metadata") or {}
     try:
         metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
@@ -288,15 +288,15 @@ def _read_livecodebench(record: Record) -> TaskProblem:
     function = name if isinstance(name, str) and name else None
     packed = Packed(_string(record, "private_test_cases"), function)
     public = read_cases(unpack(_string(record, "public_test_cases")), function)
-    # A bad payload is refused before anybody works on the problem.
+    # Unpack now, to report a bad payload before any work on the problem.
     if not packed.cases() and not public:
         raise DataError("there are no tests, neither public nor private", reason="missing-field")
-    how = "The program reads standard input and prints its answer to standard output."
+    instructions = "The program reads standard input and prints its answer to standard output."
     start = record.get("starter_code")
     if isinstance(start, str) and start.strip():
-        how = f"Use this code as a start:\n\n```python\n{start.rstrip()}\n```"
+        instructions = f"Use this code as a start:\n\n```python\n{start.rstrip()}\n```"
     return TaskProblem(
-        _prompt(_string(record, "question_content").strip(), how),
+        _prompt(_string(record, "question_content").strip(), instructions),
         name=str(record.get("question_id") or ""),
         level=str(record.get("difficulty") or ""),
         tests=ProgramTests(public, packed, function, LIVECODEBENCH_PRELUDE),
@@ -317,15 +317,15 @@ def _read_humaneval(record: Record) -> TaskProblem:
         body = parse_python(prompt + "\n    pass\n").body
     except NotPlainError as error:
         raise DataError(f"`prompt` is not Python: {error}", reason="wrong-type") from None
-    found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
-    if not found:
+    functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not functions:
         raise DataError(f"`prompt` does not define {name}, which `entry_point` names", reason="wrong-type")
-    prelude = "\n".join(prompt.split("\n")[: found[-1].lineno - 1]).strip()  # imports and other functions
-    examples = read_examples(ast.get_docstring(found[-1]) or "", name)
+    prelude = "\n".join(prompt.split("\n")[: functions[-1].lineno - 1]).strip()  # imports and other functions
+    examples = read_examples(ast.get_docstring(functions[-1]) or "", name)
     return TaskProblem(
         _prompt("Complete this Python function, and give the whole function.", f"```python\n{prompt.strip()}\n```"),
         name=str(record.get("task_id") or name),
-        # Its limit of 3 seconds is for all tests of a problem, ours for each.
+        # HumanEval's limit of 3 seconds is for all tests of a problem; here it applies to each.
         tests=ProgramTests(
             tuple(examples), tuple(tests), name, prelude, 3.0, judged_on_public=False, tuples_are_lists=False,
             num_unread=num_others,
@@ -359,25 +359,25 @@ def _polynomial_cases() -> list[Case]:
 
 
 _LOOPS = {"decode_cyclic": _cyclic_cases, "decode_shift": _shifted_cases, "find_zero": _polynomial_cases}
-"""Three problems are tested in a loop over random inputs; these are such inputs, drawn with a fixed seed."""
+"""Three problems are tested in a loop over random inputs; these functions draw such inputs with a fixed seed."""
 
 
 # MBPP: a sentence that asks for a function, and three asserts
 
 
 def _read_mbpp(record: Record) -> TaskProblem:
-    """The benchmark's own prompt shows all three asserts, which leaves none hidden.
+    """Read an MBPP problem. The first assert, which has the function's name, is public; the others are hidden.
 
-    We show the first, which tells the function's name, and judge by the others.
+    The benchmark's own prompt shows all three asserts, which leaves none hidden.
     """
 
     def strings(field: str) -> list[str]:
-        found = record.get(field) or []
-        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        items = record.get(field) or []
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
             raise DataError(f"`{field}` must be a list of strings", reason="wrong-type")
-        return found
+        return items
 
-    # The sanitized and the full data set have the sentence in different fields.
+    # The sanitized and the full dataset have the sentence in different fields.
     task = next((record[field] for field in ("prompt", "text") if isinstance(record.get(field), str)), None)
     asserts = [*strings("test_list"), *strings("challenge_test_list")]
     if task is None or not asserts:
@@ -390,12 +390,12 @@ def _read_mbpp(record: Record) -> TaskProblem:
     tests = ProgramTests(
         tuple(public), tuple(hidden), name, prelude, tuples_are_lists=False, num_unread=num_bad + num_others
     )  # fmt: skip
-    how = f"The function must pass this test:\n\n```python\n{asserts[0].strip()}\n```"
-    return TaskProblem(_prompt(task.strip(), how), name=f"MBPP/{record.get('task_id', '')}", tests=tests)
+    instructions = f"The function must pass this test:\n\n```python\n{asserts[0].strip()}\n```"
+    return TaskProblem(_prompt(task.strip(), instructions), name=f"MBPP/{record.get('task_id', '')}", tests=tests)
 
 
 def _function_under_test(test: str) -> str:
-    """The first function that an assert calls; one of Python's own only if there is no other."""
+    """Return the first function that an assert calls; a builtin only if there is no other."""
     try:
         nodes = list(ast.walk(parse_python(test)))
     except NotPlainError:
@@ -411,7 +411,7 @@ def _function_under_test(test: str) -> str:
 
 
 def _read_own(record: Record) -> TaskProblem:
-    """A problem, `tests`, and maybe `public_tests`, `function`, `prelude` and `seconds`."""
+    """Read a problem with `tests` and optionally `public_tests`, `function`, `prelude` and `seconds`."""
     function = _string(record, "function") if record.get("function") is not None else None
     field = next((field for field in ("problem", "question", "prompt") if record.get(field)), "problem")
     seconds = record.get("seconds", SECONDS)
@@ -423,7 +423,7 @@ def _read_own(record: Record) -> TaskProblem:
         try:
             tests = read_reference(written)
         except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"`public_tests` is not what was written there ({error})", reason="wrong-type") from None
+            raise DataError(f"`public_tests` is not valid ({error})", reason="wrong-type") from None
         if tests is None:
             raise DataError("`public_tests` must be a list of tests", reason="wrong-type")
     else:
@@ -441,19 +441,19 @@ _READERS: dict[tuple[str, ...], Callable[[Record], TaskProblem]] = {
     ("tests",): _read_own,
     ("public_tests",): _read_own,
 }
-"""Fields that a kind of record has → its reader; the first that fits."""
+"""The fields of a kind of record → its reader; the first match is used."""
 
 
 def read_code_problem(record: Record) -> TaskProblem | None:
-    """The problem of a record that asks for a program; None for any other record."""
+    """Read a record that asks for a program; None for any other record."""
     for fields, read in _READERS.items():
         if all(record.get(field) is not None for field in fields):
             return read(record)
     return None
 
 
-# What a benchmark's own harness treats otherwise. LiveCodeBench's runs programs within itself, with mocked input and
-# files; and every harness has the packages installed beside it, where our sandbox has only the standard library.
+# What a benchmark's own harness handles differently. LiveCodeBench's runs programs in its own process, with mocked
+# input and files; and harnesses have packages installed, while this sandbox has only the standard library.
 
 _QUIRKS = {
     "read sys.stdin.buffer by lines (there always the first)": re.compile(r"\bstdin\.buffer\.readline\b"),
@@ -466,7 +466,7 @@ _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import\b|import[ \t]
 
 
 def count_quirks(programs: Iterable[tuple[ProgramTests | None, str | None]]) -> Counter[str]:
-    """What programs for LiveCodeBench's stdin problems do that its harness treats otherwise → how many do."""
+    """Count programs for LiveCodeBench's stdin problems that do what its harness handles differently."""
     counts: Counter[str] = Counter()
     for tests, program in programs:
         if tests is not None and tests.prelude == LIVECODEBENCH_PRELUDE and tests.function is None and program:
@@ -475,10 +475,10 @@ def count_quirks(programs: Iterable[tuple[ProgramTests | None, str | None]]) -> 
 
 
 def count_packages(programs: Iterable[tuple[ProgramTests | None, str | None]]) -> Counter[str]:
-    """Packages outside the standard library that programs import → how many do."""
+    """Count the programs that import each package outside the standard library."""
     counts: Counter[str] = Counter()
     for tests, program in programs:
         if tests is not None and program:
-            found = (one or each.strip() for one, several in _IMPORT.findall(program) for each in several.split(","))
-            counts.update({re.split(r"\W", name)[0] for name in found} - sys.stdlib_module_names - {""})
+            names = (name or each.strip() for name, several in _IMPORT.findall(program) for each in several.split(","))
+            counts.update({re.split(r"\W", name)[0] for name in names} - sys.stdlib_module_names - {""})
     return counts

@@ -1,7 +1,7 @@
-"""Whether a program gave what it should, by the benchmarks' rules.
+"""Compare a program's output with the expected one, by the benchmarks' rules.
 
-LiveCodeBench's for printed text: white space around the whole text and around each line does not count, and there must
-be as many lines as expected; two lines are equal as text, or number by number as decimals, without a tolerance.
+For printed text, LiveCodeBench's rule: surrounding white space of the text and of each line is ignored, and the number
+of lines must match; two lines are equal as text, or number by number as decimals, without a tolerance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORD = re.compile(r"\S+")
 
 
 def same_printed(expected: str, printed: str) -> bool:
-    """Whether a printed text is the expected one; no more of it is read than was expected."""
+    """Whether a printed text equals the expected one; reads no more of it than expected."""
     lines, others = (text.strip().split("\n") for text in (expected, printed))
     return len(lines) == len(others) and all(
         _same_line(line.strip(), other.strip()) for line, other in zip(lines, others, strict=True)
@@ -37,8 +37,8 @@ def _same_line(line: str, other: str) -> bool:
 
 
 def printed_key(text: str) -> str:
-    """Equal for texts that are the same by `same_printed`, and only for them."""
-    whole = hashlib.blake2b(digest_size=16)
+    """Return a key that is equal exactly for texts that are the same by `same_printed`."""
+    digest = hashlib.blake2b(digest_size=16)
     for line in text.strip().split("\n"):
         numbers = hashlib.blake2b(b"numbers", digest_size=16)
         try:
@@ -46,13 +46,13 @@ def printed_key(text: str) -> str:
                 numbers.update(_decimal_key(Decimal(word[0])).encode())
         except (InvalidOperation, ValueError):
             numbers = hashlib.blake2b(line.strip().encode("utf-8", "surrogatepass"), digest_size=16)
-        whole.update(numbers.digest())
-    return whole.hexdigest()
+        digest.update(numbers.digest())
+    return digest.hexdigest()
 
 
 def _decimal_key(number: Decimal) -> str:
-    """One spelling for equal decimals, of any length: 1, 1.0 and 1e0."""
-    if number.is_nan():  # it equals nothing as a number, and itself as text
+    """Return a key that equal decimals share, of any length: 1, 1.0 and 1e0."""
+    if number.is_nan():  # as a number it equals nothing, as text it equals itself
         raise ValueError("not a number")
     sign, digits, exponent = number.as_tuple()
     kept = "".join(map(str, digits)).rstrip("0")
@@ -70,7 +70,7 @@ VIEWS: dict[str, Callable[[Any, Any], Any]] = {
     "truth": lambda _, got: bool(got),
     "polynomial": lambda given, got: sum(factor * got**power for power, factor in enumerate(given[0])),
 }
-"""What a test looks at, of (arguments, returned value): the value, its items, its truth, or a polynomial there."""
+"""How a test converts (arguments, returned value) before comparing: the value, its items, its truth, a polynomial."""
 
 
 def is_right(case: Case, got: Any, *, tuples_are_lists: bool) -> bool:
@@ -89,17 +89,17 @@ def is_right(case: Case, got: Any, *, tuples_are_lists: bool) -> bool:
 
 
 def returned_right(case: Case | list[Any], value: Any, tuples_are_lists: bool) -> bool:
-    """Whether a returned value, which comes as JSON, is what the case expects; workers get the case as JSON too."""
+    """Whether a returned value, encoded as JSON, is what the case expects; workers get the case as JSON, too."""
     case = Case.from_json(case) if isinstance(case, list) else case
     return is_right(case, _returned(value), tuples_are_lists=tuples_are_lists)
 
 
 def returned_key(value: Any, tuples_are_lists: bool) -> str | None:
-    """Equal for equal returned values; None for one that cannot be told from others."""
+    """Return a key that equal returned values share; None for a value that cannot be compared."""
     got = _returned(value)
     try:
         spelled = _canonical(list(got) if tuples_are_lists and isinstance(got, tuple) else got)
-    except (TypeError, ValueError, RecursionError):  # ValueError: an integer with too many digits to be written
+    except (TypeError, ValueError, RecursionError):  # ValueError: an integer with too many digits to convert
         return None
     return hashlib.blake2b(spelled.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -108,17 +108,17 @@ def _returned(value: Any) -> Any:
     try:
         return decode(value)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        return Unknown("unreadable")  # a program can write whatever it likes in place of a value
+        return Unknown("unreadable")  # a program can write anything instead of a value
 
 
 def _canonical(value: Any) -> str:
-    """One spelling for equal Python values: 1, 1.0 and True are equal, and sets have no order."""
+    """Return a string that equal Python values share: 1, 1.0 and True are equal, and sets have no order."""
     if isinstance(value, list | tuple):
         return f"{type(value).__name__}({', '.join(map(_canonical, value))})"
     if isinstance(value, set | frozenset):
         return f"set({', '.join(sorted(map(_canonical, value)))})"
     if isinstance(value, dict):
-        return f"dict({', '.join(sorted(f'{_canonical(key)}: {_canonical(one)}' for key, one in value.items()))})"
+        return f"dict({', '.join(sorted(f'{_canonical(key)}: {_canonical(item)}' for key, item in value.items()))})"
     if isinstance(value, Unknown):
         raise TypeError("unknown")
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):

@@ -1,6 +1,6 @@
-"""Find the final answer in the text of a solution, or its program, and say by which method it was found.
+"""Extract the final answer, or the program, from the text of a solution, and report the method used.
 
-Every method reads the text once, so a megabyte of it costs milliseconds.
+Every method reads the text once, so a megabyte takes milliseconds.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 TAIL = 4_000
-"""Phrases and bare numbers are searched in this many last characters: a final answer is at the end."""
+"""Phrases and bare numbers are searched only in this many last characters, where a final answer is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """An answer and where it came from."""
+    """An answer and how it was found."""
 
     answer: str | None
     method: str
-    """A key of EXTRACTORS, "fences" for a program, "given" where the pool itself holds the answer, or "none"."""
+    """A key of EXTRACTORS, "fences" for a program, "given" if the pool has the answer, or "none"."""
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{)?|\\.|[{}]", re.DOTALL)
@@ -28,9 +28,9 @@ _BARE = re.compile(r"[^\s$.,;{}\\]+")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{…} that is closed and not empty; `\boxed 5` counts too."""
-    found: tuple[int, int] | None = None
-    open_braces: list[int | None] = []  # for each open brace, where the content of a box starts, or None
+    r"""Return the content of the last \boxed{…} that is closed and not empty; `\boxed 5` counts too."""
+    span: tuple[int, int] | None = None
+    open_braces: list[int | None] = []  # for each open brace, the start of a box's content, or None
     for match in _BOX.finditer(text):
         token = match.group()
         if match.group(1):
@@ -40,17 +40,17 @@ def last_boxed(text: str) -> str | None:
         elif token == "}":
             start = open_braces.pop() if open_braces else None
             if start is not None and _VISIBLE.search(text, start, match.start()):
-                found = start, match.start()
+                span = start, match.start()
         elif len(token) > 2 and (bare := _BARE.match(text, match.end())):
-            found = bare.span()
-    # Only the last one is copied: boxes may be nested by the thousand.
-    return None if found is None else text[slice(*found)].strip()
+            span = bare.span()
+    # Copy only the last one: there may be thousands of nested boxes.
+    return None if span is None else text[slice(*span)].strip()
 
 
 def after_hashes(text: str) -> str | None:
-    """What follows the last `####` on its line, as in GSM8K."""
-    _, mark, after = text.rpartition("####")
-    return (_tidy(after.split("\n", 1)[0]) or None) if mark else None
+    """Return what follows the last `####` on its line, as in GSM8K."""
+    _, hashes, after = text.rpartition("####")
+    return (_strip_marks(after.split("\n", 1)[0]) or None) if hashes else None
 
 
 _PHRASE = re.compile(
@@ -71,31 +71,31 @@ _MAX_PLAIN_WORDS = 3
 
 
 def after_phrase(text: str) -> str | None:
-    """What follows the last "answer is" or "answer:": its formula, else its few words, else its first number."""
+    """Return what follows the last "answer is" or "answer:": a formula, else a few words, else the first number."""
     tail = text[-TAIL:]
     phrases = list(_PHRASE.finditer(tail))
     if not phrases:
         return None
     clause = tail[phrases[-1].end() :].lstrip()
     if formula := _MATH.match(clause):
-        return _tidy(next(group for group in formula.groups() if group is not None)) or None
-    clause = _tidy(_SENTENCE_END.split(clause, maxsplit=1)[0])
+        return _strip_marks(next(group for group in formula.groups() if group is not None)) or None
+    clause = _strip_marks(_SENTENCE_END.split(clause, maxsplit=1)[0])
     if len(clause.split()) <= _MAX_PLAIN_WORDS and "$" not in clause:
         return clause or None
     if formula := _MATH.search(clause):
-        return _tidy(next(group for group in formula.groups() if group is not None)) or None
+        return _strip_marks(next(group for group in formula.groups() if group is not None)) or None
     number = _NUMBER.search(clause)
     return number.group() if number else None
 
 
 def last_number(text: str) -> str | None:
-    """The last number near the end: a guess, for solutions that state no answer; not one before a bare `####`."""
+    """Guess the last number near the end, for solutions that state no answer; but none before a bare `####`."""
     numbers = list(_NUMBER.finditer(text.rpartition("####")[-1][-TAIL:]))
     return numbers[-1].group() if numbers else None
 
 
-def _tidy(answer: str) -> str:
-    """Without the marks of a sentence or of Markdown around it."""
+def _strip_marks(answer: str) -> str:
+    """Strip surrounding punctuation and Markdown."""
     return answer.strip().strip("*").strip().rstrip(".,;:").strip()
 
 
@@ -105,15 +105,15 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "answer is": after_phrase,
     "last number": last_number,
 }
-"""The methods, most reliable first; the last is a last resort."""
+"""The methods, most reliable first."""
 
 
 def extract_answer(text: str, methods: Iterable[str] = tuple(EXTRACTORS)) -> Extraction:
-    """The final answer in a solution, and how it was found.
+    """Extract the final answer from a solution.
 
     Args:
-        text: a whole solution.
-        methods: the ways to find it, most reliable first; the first that finds one is used.
+        text: the whole solution.
+        methods: the methods to try in order; the first that finds an answer is used.
 
     Example:
         >>> extract_answer("So it is \\\\boxed{12}.").answer
@@ -126,9 +126,9 @@ def extract_answer(text: str, methods: Iterable[str] = tuple(EXTRACTORS)) -> Ext
 
 
 def find_program(text: str) -> Extraction:
-    """What stands between the last two lines that begin with three backticks, as LiveCodeBench has it.
+    """Return what is between the last two lines that start with three backticks, as LiveCodeBench does.
 
-    With fewer than two such lines there is no program: a solution that was cut inside its program has none.
+    With fewer than two such lines there is no program, for example if the solution was cut inside its program.
     """
     lines = text.split("\n")
     fences = [i for i, line in enumerate(lines) if line.startswith("```")]

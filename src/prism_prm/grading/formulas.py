@@ -1,8 +1,8 @@
-r"""Read a formula with sympy, after rewriting what its parser would misread, and spell its value.
+r"""Parse a formula with sympy, after rewriting what its parser would misread, and compute a key of its value.
 
 The parser, latex2sympy, adds adjacent numbers (`3(4)` is 7, `3\binom{5}{2}` is 13), drops the base of `52_8` and the
-prime of `y'`, reads `\gamma + 1` as a value of the gamma function and words as products of letters. So factors get a
-dot, mixed numbers a plus, arguments braces, some names a tilde, and text that is not a formula is not sent.
+prime of `y'`, reads `\gamma + 1` as a value of the gamma function, and words as products of letters. So factors get a
+dot, mixed numbers a plus, arguments braces, and some names a tilde; text that is not a formula is not parsed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _COMPLEX = re.compile(r"\bi\b|\\imath\b|\\mathbb\{C\}|\\det|\\(?:arg|Re|Im)\{|\\
 
 
 class NotAFormulaError(Exception):
-    """A text that the parser cannot read, or would misread."""
+    """The parser cannot read a text, or would misread it."""
 
 
 @functools.lru_cache(maxsize=1024)
 def parse(text: str) -> Any:
-    """The sympy value of a normalized formula; decimals are exact fractions, `f(x)` and `dx/dt` unknowns."""
+    """Parse a normalized formula to a sympy value; decimals become exact fractions, `f(x)` and `dx/dt` unknowns."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from sympy import Basic, Derivative, Float, MatrixBase, Rational, Symbol
     from sympy.core.function import AppliedUndef
@@ -39,7 +39,7 @@ def parse(text: str) -> Any:
         )  # fmt: skip
     except (RecursionError, MemoryError):
         raise
-    except Exception as error:  # it has no exception of its own
+    except Exception as error:  # the parser has no exception class of its own
         raise NotAFormulaError(text) from error
     if not isinstance(value, Basic | MatrixBase):
         raise NotAFormulaError(text)
@@ -49,24 +49,24 @@ def parse(text: str) -> Any:
 
 
 def spell_out(text: str) -> str:
-    """The formula with a dot between numbers, a plus in mixed numbers, and braces around arguments."""
+    """Rewrite a formula with a dot between numbers, a plus in mixed numbers, and braces around arguments."""
     try:
         return _Speller(text).sequence()
     except RecursionError:
         raise NotAFormulaError("brackets are nested too deeply") from None
 
 
-Kind = Literal["number", "value", "name", "operator"]
+AtomKind = Literal["number", "value", "name", "operator"]
 
 
 @dataclass(slots=True)
 class _Atom:
     text: str
-    kind: Kind
+    kind: AtomKind
 
     @property
     def is_numeric(self) -> bool:
-        """Whether the parser may see a plain number in it."""
+        """Whether the parser may read it as a plain number."""
         return self.kind in ("number", "value") and not re.search(r"[A-Za-z]", _OF_NUMBERS.sub("", self.text))
 
 
@@ -77,9 +77,9 @@ _ACCENT = re.compile(r"\\(?:vec|hat|bar|dot|ddot|tilde|overline|mathbb|mathcal|m
 _FRACTION_OF_DIGITS = re.compile(r"\\frac\{\d+\}\{\d+\}")
 _ENDS_AS_COMMAND = re.compile(r"\\[A-Za-z]+$")
 _LETTER_WITH_A_MEANING = re.compile("[IE]")
-"""To the parser, I is the imaginary unit whatever its sub- or superscript, and E cannot have a subscript."""
+"""The parser reads I as the imaginary unit, whatever its sub- or superscript, and E cannot have a subscript."""
 _WORD = 4
-"""This many letters in a row are a word."""
+"""A run of this many letters is a word."""
 
 
 class _Speller:
@@ -90,7 +90,7 @@ class _Speller:
         self._at = 0
 
     def sequence(self, *ends: str) -> str:
-        """Everything up to the first of `ends`, which is left to be taken; without `ends`, everything."""
+        """Rewrite everything before the first of `ends`, which is not consumed; without `ends`, everything."""
         atoms: list[_Atom] = []
         while self._at < len(self._tokens) and self._tokens[self._at] not in ends:
             token = self._next()
@@ -104,7 +104,7 @@ class _Speller:
 
     def _next(self) -> str:
         if self._at == len(self._tokens):
-            raise NotAFormulaError("the end comes too soon")
+            raise NotAFormulaError("unexpected end")
         self._at += 1
         return self._tokens[self._at - 1]
 
@@ -137,7 +137,7 @@ class _Speller:
             self._next()
             if self._raw() != name:
                 raise NotAFormulaError(f"{name} does not end")
-            kind: Kind = "value" if name == "vmatrix" else "name"
+            kind: AtomKind = "value" if name == "vmatrix" else "name"
             return _Atom(rf"\begin{{{name}}}{columns} {inside} \end{{{name}}}", kind)
         if token.startswith("\\"):
             return self._command(token)
@@ -146,7 +146,7 @@ class _Speller:
         return _Atom(_LETTER_WITH_A_MEANING.sub(r"\\tilde{\g<0>}", token), "name")
 
     def _append(self, atom: _Atom, atoms: list[_Atom]) -> None:
-        """Numbers side by side are a mixed number or a product, and not left to the parser."""
+        """Append an atom; adjacent numbers become a mixed number or a product, because the parser would add them."""
         before = atoms[-1] if atoms else _Atom("", "operator")
         if before.kind == atom.kind == "number":
             raise NotAFormulaError("two numbers side by side")
@@ -160,7 +160,7 @@ class _Speller:
             atoms.append(atom)
 
     def _attach(self, token: str, atoms: list[_Atom]) -> None:
-        """A script, a prime, a factorial or a percent sign belongs to what stands before it."""
+        """Attach a script, a prime, a factorial or a percent sign to the atom before it."""
         if not atoms or atoms[-1].kind == "operator":
             raise NotAFormulaError(f"nothing before {token}")
         atom = atoms[-1]
@@ -170,30 +170,30 @@ class _Speller:
         elif token == "_":
             if atom.kind == "number":
                 raise NotAFormulaError("a number with a subscript")
-            # A subscript stays as it is written, since it is part of a name; it may have words.
+            # A subscript stays as it is written, because it is part of a name; it may have words.
             script = re.sub(r"\\text|[{}]", "", self._raw()) if self._peek() == "{" else self._argument()
             atom.text += f"_{{{script}}}"
         elif token == "!":
             atom.text += "!"
         elif token == "%":
             if atom.kind != "number":
-                raise NotAFormulaError("a percent sign after no number")
+                raise NotAFormulaError("a percent sign without a number")
             atom.text += r"\%"
         else:
             primes = 1
             while self._peek() == "'":
                 primes, self._at = primes + 1, self._at + 1
             if not re.fullmatch(r"[A-Za-z]|\\[a-z]+", atom.text):
-                raise NotAFormulaError("a prime after no name")
+                raise NotAFormulaError("a prime without a name")
             atom.text += f"_{{prime{primes}}}"
         atom.kind = "value" if atom.kind == "number" else atom.kind
 
     def _argument(self, *, one_digit: bool = False) -> str:
-        """What a command or a script applies to: what is in braces, or else the next thing."""
+        """Return the argument of a command or a script: the content of braces, or else the next atom."""
         token = self._next()
         if token == "{":
             return self._to_brace()
-        if token.isalpha() and len(token) > 1:  # of letters in a row, the first
+        if token.isalpha() and len(token) > 1:  # of a run of letters, only the first
             self._at -= 1
             self._tokens[self._at] = token[1:]
             return self._atom(token[0]).text
@@ -211,7 +211,7 @@ class _Speller:
         return inside
 
     def _raw(self) -> str:
-        """The tokens of what is in the braces that come next, as they are."""
+        """Return the content of the next braces, unchanged."""
         self._next()
         start, depth = self._at, 1
         while depth:
@@ -238,7 +238,7 @@ class _Speller:
 
 
 def _joined(atoms: list[_Atom]) -> str:
-    """With a space only where a command would run into a letter."""
+    """Join atoms, with a space only where a command would run into a letter."""
     text = ""
     for atom in atoms:
         text += " " + atom.text if text and _ENDS_AS_COMMAND.search(text) and atom.text[:1].isalpha() else atom.text
@@ -248,16 +248,16 @@ def _joined(atoms: list[_Atom]) -> str:
 _POINTS = 3
 """Formulas with unknowns are the same answer if they agree at this many fixed points."""
 _STEPS = 24
-"""Formulas with steps (floors, remainders) must agree at this many more points, which are spread wider."""
+"""Step functions (floors, remainders) must agree at this many more points, which are spread wider."""
 _PRECISION = 60
 _NOISE = Fraction(1, 10**45)
-"""What is smaller than this, relative to the rest of a value, is the rounding of a zero."""
+"""Parts smaller than this, relative to the whole value, are rounding errors of a zero."""
 _IMAGINARY = "i"
 """The parser reads the imaginary unit as an unknown of this name."""
 
 
 def real_value(value: Any) -> Fraction | None:
-    """The value of an expression without unknowns, where it is a finite real number."""
+    """Evaluate an expression without unknowns; None if it is not a finite real number."""
     from sympy import Expr, Rational
 
     if not isinstance(value, Expr) or value.free_symbols:
@@ -270,19 +270,19 @@ def real_value(value: Any) -> Fraction | None:
 
 
 def key_of_value(value: Any, digits: int) -> str:
-    """The spelling of a value."""
+    """Return a string that equal values share."""
     import sympy
     from sympy.core.relational import Relational
     from sympy.logic.boolalg import Boolean
 
-    if isinstance(value, sympy.Symbol):  # first: sympy also takes a symbol for a condition
+    if isinstance(value, sympy.Symbol):  # first, because for sympy a symbol is also a condition
         return plain_key(value.name) or str(value.name)
     if isinstance(value, sympy.MatrixBase):
         rows = ("&".join(key_of_value(entry, digits) for entry in value.row(i)) for i in range(value.rows))
         return "[" + ";".join(rows) + "]"
     if isinstance(value, sympy.MatrixExpr):
-        whole = value.doit()
-        return key_of_value(whole, digits) if isinstance(whole, sympy.MatrixBase) else str(sympy.srepr(whole))
+        matrix = value.doit()
+        return key_of_value(matrix, digits) if isinstance(matrix, sympy.MatrixBase) else str(sympy.srepr(matrix))
     if isinstance(value, sympy.Set):
         return _set_key(value.doit(), digits)
     if isinstance(value, sympy.Tuple):
@@ -307,7 +307,7 @@ def _set_key(value: Any, digits: int) -> str:
 
 
 def _condition_key(condition: Any, digits: int) -> str:
-    """A condition on one unknown is the set that it describes; others are told by where their two sides differ."""
+    """Return the key of a condition: with one unknown, of the set it describes, else of the difference of its sides."""
     import sympy
 
     if isinstance(condition, sympy.Eq):
@@ -330,7 +330,7 @@ def _condition_key(condition: Any, digits: int) -> str:
 
 
 def _comparison_key(sign: str, difference: Any, digits: int) -> str:
-    """0 = …, 0 < … and so on, whatever factor stands before it; a negative one only where it changes nothing."""
+    """Return the key of 0 = …, 0 < … and so on, up to a factor; a negative factor only if it changes nothing."""
     import sympy
 
     values = _values(difference)
@@ -348,7 +348,7 @@ def _expression_key(expression: Any, digits: int) -> str:
     import sympy
 
     expression = expression.doit()
-    if expression.has(sympy.zoo, sympy.nan):  # 1/0 and 2/0 have no value, and so not the same one
+    if expression.has(sympy.zoo, sympy.nan):  # 1/0 and 2/0 have no value, so they are not equal
         raise ValueError("no value")
     if isinstance(expression, sympy.Rational):
         return number_key(Fraction(int(expression.p), int(expression.q)), digits)
@@ -364,11 +364,11 @@ def _expression_key(expression: Any, digits: int) -> str:
 
 
 Complex = tuple[Fraction | str, ...]
-"""Real and imaginary part; the infinite ones as words."""
+"""Real and imaginary part; infinite ones as words."""
 
 
 def _values(expression: Any, num_points: int = 0) -> list[Complex] | None:
-    """The expression at fixed points of its unknowns, each told from its name alone; None where it has no value."""
+    """Evaluate an expression at fixed points, which depend only on the unknowns' names; None if it has no value."""
     from sympy import Float, Mod, Rational, ceiling, floor, oo
 
     values: list[Complex] = []
@@ -396,7 +396,7 @@ def _values(expression: Any, num_points: int = 0) -> list[Complex] | None:
 
 
 def _coordinate(name: str, point: int) -> Any:
-    """A number of size 0.5 to 1.5 (0 to 60 at points for steps) with no pattern; first a negative one: |x| is not x."""
+    """Return a pseudo-random number of size 0.5 to 1.5 (for steps 0 to 60); the first is negative: |x| is not x."""
     import sympy
 
     if name == _IMAGINARY:
@@ -409,7 +409,7 @@ def _coordinate(name: str, point: int) -> Any:
 
 
 def _spell(values: list[Complex], digits: int) -> str:
-    """As `number_key` would, so that sqrt(4) votes with 2."""
+    """Spell values like `number_key`, so that sqrt(4) votes with 2."""
 
     def spell(part: Fraction | str) -> str:
         if isinstance(part, str):

@@ -1,10 +1,10 @@
-"""How the answers to problems are found, judged and grouped: a final answer is compared, a program is run.
+"""Extract, judge and group the answers to problems: final answers are compared, programs are run.
 
     with TaskGrader() as grader:
         right = right_ones(grader, problem, texts)
 
-A problem says itself how it is judged: by its `answer`, or by its `tests`. Plain numbers and words are compared
-directly; algebra, in worker processes, is used only if that is not enough.
+A problem is judged by its `answer` or by its `tests`. Plain numbers and words are compared directly; only if that is
+not enough, worker processes use algebra.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from prism_prm.errors import ConfigError
 from prism_prm.grading.extract import EXTRACTORS, Extraction, extract_answer, find_program
 from prism_prm.grading.plain_answers import normalize, plain_key, same_plainly, text_key
 from prism_prm.grading.problems import ProgramTests, TaskProblem
-from prism_prm.grading.process_pool import Call, Outcome, ProcessPool
+from prism_prm.grading.process_pool import Outcome, PoolCall, ProcessPool
 
 if TYPE_CHECKING:
     from prism_prm.grading.program_judge import ProgramJudge
 
 _MAX_LENGTH = 2_000
-"""Longer answers are compared as text only: no final answer is that long, and parsers are not made for it."""
+"""Longer answers are compared only as text: no final answer is that long."""
 Status = Literal[
     "ok", "timeout", "error", "too long", "no answer", "memory", "output", "sandbox", "no public tests",
 ]  # fmt: skip
-"""The outcome of a comparison. After "timeout", "error" and "too long" an answer was compared as text only; a program
-that ended in one of the first two, or for want of memory, did not pass. All are counted."""
+"""The outcome of a comparison. After "timeout", "error" and "too long", an answer was compared only as text; a program
+that ended with "timeout", "error" or "memory" did not pass. All are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +39,27 @@ class Verdict:
     correct: bool
     status: Status = "ok"
     tests: tuple[str, ...] = field(default=(), compare=False)
-    """Of a program: how each test ended, "passed", "failed", a `Status`, or "not run"; public tests come first."""
+    """For a program: how each test ended, "passed", "failed", a `Status`, or "not run"; public tests come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What an answer votes under: answers to one problem with equal keys are one answer. None casts no vote."""
+    """The key under which an answer votes: equal keys of one problem are one answer. None casts no vote."""
 
     key: str | None
     status: Status = "ok"
     passed: bool | None = None
-    """Of a program: whether it passes the public tests; None where there are none."""
+    """For a program: whether it passes the public tests; None if there are none."""
     tests: tuple[str, ...] = field(default=(), compare=False)
-    """Of a program: how each public test ended, as in a `Verdict`."""
+    """For a program: how each public test ended, as in a `Verdict`."""
 
 
 class Judge:
-    """Judges answers and remembers its verdicts; use it as a context manager, or call `close`."""
+    """Judges final answers and caches its verdicts. Use it as a context manager, or call `close`."""
 
     def __init__(self, *, workers: int | None = None, seconds: float = 5.0) -> None:
         self._pool = ProcessPool("prism_prm.grading.symbolic", count=workers, cpu_seconds=seconds)
-        self._known: dict[Call, Outcome] = {}
+        self._known: dict[PoolCall, Outcome] = {}
 
     def __enter__(self) -> Judge:
         return self
@@ -77,49 +77,49 @@ class Judge:
         tolerances: Sequence[float] | None = None,
         advance: Advance = ignore,
     ) -> list[Verdict]:
-        """The verdict on every (reference, answer); `tolerances` are relative, for numbers, one per pair.
+        """Judge every (reference, answer); `tolerances` are relative, for numbers, one per pair.
 
-        Other values (`true` or 12 in a file) count as the text they print as; None means no answer.
+        Values other than strings (`true` or 12 in a file) are converted to strings; None means no answer.
         """
-        found: list[Verdict | Call] = []
+        results: list[Verdict | PoolCall] = []
         for (reference, answer), tolerance in zip(pairs, tolerances or [0.0] * len(pairs), strict=True):
             a, b = str(reference), str(answer)
             if answer is None:
-                found.append(Verdict(False, "no answer"))
+                results.append(Verdict(False, "no answer"))
             elif max(len(a), len(b)) > _MAX_LENGTH:
-                found.append(Verdict(text_key(a) == text_key(b), "too long"))
+                results.append(Verdict(text_key(a) == text_key(b), "too long"))
             else:
                 a, b = normalize(a), normalize(b)
                 same = same_plainly(a, b, tolerance)
-                found.append(("equivalent", (a, b, tolerance)) if same is None else Verdict(same))
-        self._run([one for one in found if isinstance(one, tuple)], len(pairs), advance)
+                results.append(("equivalent", (a, b, tolerance)) if same is None else Verdict(same))
+        self._run([call for call in results if isinstance(call, tuple)], len(pairs), advance)
         return [
-            one if isinstance(one, Verdict) else Verdict(bool(self._known[one].value), self._known[one].status)
-            for one in found
+            each if isinstance(each, Verdict) else Verdict(bool(self._known[each].value), self._known[each].status)
+            for each in results
         ]
 
     def keys(self, answers: Sequence[object | None], advance: Advance = ignore) -> list[Key]:
-        """The key of every answer."""
-        found: list[Key | Call] = []
+        """Return the key of every answer."""
+        results: list[Key | PoolCall] = []
         for answer in answers:
             text = str(answer)
             if answer is None:
-                found.append(Key(None, "no answer"))
+                results.append(Key(None, "no answer"))
             elif len(text) > _MAX_LENGTH:
-                found.append(Key(text_key(text), "too long"))
+                results.append(Key(text_key(text), "too long"))
             else:
                 text = normalize(text)
                 key = plain_key(text)
-                found.append(("key", (text,)) if key is None else Key(key))
-        self._run([one for one in found if isinstance(one, tuple)], len(answers), advance)
-        for i, one in enumerate(found):
-            if isinstance(one, tuple):
-                outcome = self._known[one]
-                found[i] = Key(outcome.value if outcome.status == "ok" else text_key(one[1][0]), outcome.status)
-        return [one for one in found if isinstance(one, Key)]
+                results.append(("key", (text,)) if key is None else Key(key))
+        self._run([call for call in results if isinstance(call, tuple)], len(answers), advance)
+        for i, call in enumerate(results):
+            if isinstance(call, tuple):
+                outcome = self._known[call]
+                results[i] = Key(outcome.value if outcome.status == "ok" else text_key(call[1][0]), outcome.status)
+        return [key for key in results if isinstance(key, Key)]
 
-    def _run(self, calls: Sequence[Call], num_items: int, advance: Advance) -> None:
-        """Have all outcomes known; equal calls run once."""
+    def _run(self, calls: Sequence[PoolCall], num_items: int, advance: Advance) -> None:
+        """Run the calls whose outcomes are not cached; equal calls run once."""
         new = [call for call in dict.fromkeys(calls) if call not in self._known]
         advance(num_items - len(new))
         if new:
@@ -128,30 +128,30 @@ class Judge:
 
 T = TypeVar("T")
 Answers = Sequence[tuple[TaskProblem, str | None]]
-"""Problems and answers to them; None where a solution has none. The answer to a code problem is a program."""
+"""Problems and answers to them; None if a solution has none. The answer to a code problem is a program."""
 
 
 class Grader(Protocol):
-    """Finds, judges and groups the answers to problems."""
+    """Extracts, judges and groups the answers to problems."""
 
     def extract(self, problem: TaskProblem, text: str) -> Extraction:
-        """The answer in a solution, and how it was found."""
+        """Extract the answer from a solution."""
 
     def judge(self, answers: Answers, advance: Advance = ignore) -> list[Verdict]:
-        """Whether each answer is right."""
+        """Judge whether each answer is right."""
 
     def keys(self, answers: Answers, advance: Advance = ignore) -> list[Key]:
-        """What each answer votes under; equal keys of a problem are equal answers."""
+        """Return the key under which each answer votes; equal keys of a problem are equal answers."""
 
 
 def unguarded(sandbox: str, problems: Iterable[TaskProblem]) -> list[str]:
-    """A warning for reports if programs ran without a sandbox."""
+    """Return a warning for reports if programs ran without a sandbox."""
     ran = sandbox == "none" and any(problem.tests is not None for problem in problems)
-    return ["Warning: programs ran WITHOUT a sandbox (--sandbox none): they could do whatever you may do."] * ran
+    return ["Warning: programs ran WITHOUT a sandbox (sandbox=none): they could do whatever you may do."] * ran
 
 
 def right_ones(grader: Grader, problem: TaskProblem, texts: Sequence[str]) -> list[bool]:
-    """Whether each solution of a problem is right."""
+    """Judge whether each solution of a problem is right."""
     answers = [(problem, grader.extract(problem, text).answer) for text in texts]
     return [verdict.correct for verdict in grader.judge(answers)]
 
@@ -159,7 +159,7 @@ def right_ones(grader: Grader, problem: TaskProblem, texts: Sequence[str]) -> li
 class TaskGrader:
     """Grades final answers with a `Judge`, and programs by running them in a sandbox.
 
-    Use as a context manager, or call `close`. The sandbox is opened for the first program, or by `prepare`.
+    Use it as a context manager, or call `close`. The sandbox opens with the first program, or in `prepare`.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class TaskGrader:
     ) -> None:
         unknown = [method for method in methods if method not in EXTRACTORS]
         if unknown or not methods:
-            raise ConfigError(f"Unknown ways to extract an answer {unknown}. Known: {', '.join(EXTRACTORS)}.")
+            raise ConfigError(f"Unknown methods to extract an answer {unknown}. Known: {', '.join(EXTRACTORS)}.")
         self.methods = tuple(methods)
         self.workers = workers
         self.seconds = seconds
@@ -193,36 +193,36 @@ class TaskGrader:
             self._programs.close()
 
     def prepare(self, problems: Iterable[TaskProblem]) -> None:
-        """Open the sandbox if a problem needs it, so that one that does not work stops the work before it begins."""
+        """Open the sandbox if a problem needs it, to report one that does not work before long work starts."""
         if any(problem.tests is not None for problem in problems):
             self.programs.open()
 
     def extract(self, problem: TaskProblem, text: str) -> Extraction:
-        """The answer in a solution, or its program, and how it was found."""
+        """Extract the answer, or the program, from a solution."""
         return extract_answer(text, self.methods) if problem.tests is None else find_program(text)
 
     def judge(self, answers: Answers, advance: Advance = ignore) -> list[Verdict]:
-        """Whether each answer is right: equal to the reference, or a program that passes all tests."""
+        """Judge whether each answer equals the reference, or is a program that passes all tests."""
 
-        def compare(some: Answers) -> list[Verdict]:
-            for problem, _ in some:
+        def compare(plain: Answers) -> list[Verdict]:
+            for problem, _ in plain:
                 assert problem.answer is not None, f"a problem without an answer: {problem.text[:60]}"
-            pairs = [(problem.answer, answer) for problem, answer in some]
-            return self._answers.judge(pairs, [problem.tolerance for problem, _ in some], advance)
+            pairs = [(problem.answer, answer) for problem, answer in plain]
+            return self._answers.judge(pairs, [problem.tolerance for problem, _ in plain], advance)
 
-        return _in_order(answers, compare, lambda some: self.programs.judge(some, advance))
+        return _in_order(answers, compare, lambda programs: self.programs.judge(programs, advance))
 
     def keys(self, answers: Answers, advance: Advance = ignore) -> list[Key]:
-        """What each answer votes under: its value, or what the program does on the public tests."""
+        """Return the key under which each answer votes: its value, or the program's output on the public tests."""
         return _in_order(
             answers,
-            lambda some: self._answers.keys([answer for _, answer in some], advance),
-            lambda some: self.programs.keys(some, advance),
+            lambda plain: self._answers.keys([answer for _, answer in plain], advance),
+            lambda programs: self.programs.keys(programs, advance),
         )
 
     @property
     def programs(self) -> ProgramJudge:
-        """The judge of programs."""
+        """The judge of programs, opened on first use."""
         if self._programs is None:
             from prism_prm.grading.program_judge import ProgramJudge
 
@@ -235,7 +235,7 @@ def _in_order(
     compare: Callable[[Answers], list[T]],
     run: Callable[[list[tuple[ProgramTests, str | None]]], list[T]],
 ) -> list[T]:
-    """What `compare` says about final answers and `run` about programs, in the answers' order."""
+    """Call `compare` on final answers and `run` on programs; returns the results in the answers' order."""
     programs = [(problem.tests, program) for problem, program in answers if problem.tests is not None]
     others = [pair for pair in answers if pair[0].tests is None]
     ran, compared = iter(run(programs) if programs else []), iter(compare(others) if others else [])
@@ -243,4 +243,4 @@ def _in_order(
 
 
 Level = Literal["auto", "bubblewrap", "landlock", "none"]
-"""The sandbox that programs run in; auto is the best that works here, and never none."""
+"""The sandbox for programs; auto is the best that works on this machine, and never none."""

@@ -1,10 +1,10 @@
 r"""Compare answers without algebra: strip the markup, split off the unit, and compare plain numbers, times and words.
 
 Most answers are plain (`1/2`, `50\%`, `5 million`, `3 p.m.`, `Tuesday`) and are compared here, exactly and in
-microseconds; anything else goes to `symbolic` in a worker process.
+microseconds; all others go to `symbolic` in a worker process.
 
-LaTeX is read as whole tokens. Seen as characters, the row separator in `1 \\ -2` is a backslash and a spacing command,
-and without that "spacing" the column vector is the number -1.
+LaTeX is read as tokens, not characters. As characters, the row separator in `1 \\ -2` would be a backslash and a
+spacing command, and without the "spacing" the column vector would become the number -1.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from decimal import Context, Decimal
 from fractions import Fraction
 
 MAX_PLAIN = 200
-"""Longer texts are neither searched for a unit nor read as numbers."""
+"""Longer texts are not searched for units and not read as numbers."""
 
 # LaTeX: tokens, one spelling per command, and parts between separators
 
 TOKEN = re.compile(r"\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|[A-Za-z]+|\s+|.", re.DOTALL)
-"""A command, a number, letters in a row, white space, or any other single character."""
+"""A command, a number, a run of letters, white space, or any other single character."""
 _OPENING = frozenset(["{", "(", "[", r"\{", r"\langle", r"\lfloor", r"\lceil", r"\begin"])
 _CLOSING = frozenset(["}", ")", "]", r"\}", r"\rangle", r"\rfloor", r"\rceil", r"\end"])
 _MAX_WRAPPINGS = 8
-"""Wrappings around an answer that are removed; nobody needs more, and each costs a look at the whole text."""
+"""The maximum number of wrappings to remove; each one costs a scan of the whole text."""
 
 _SIGNS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
@@ -38,7 +38,7 @@ _SIGNS = str.maketrans(
      "∓": r"\mp ", "～": " ", "，": ","}
 )  # fmt: skip
 _INVISIBLE = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad"))
-"""Spaces without width, joiners, marks of direction, soft hyphens: web pages have them anywhere."""
+"""Zero-width spaces, joiners, direction marks and soft hyphens, which web pages contain anywhere."""
 _COMMANDS = {
     "": r"! ( ) [ ] left right middle displaystyle textstyle limits nolimits boxed fbox framebox degree rm hline"
         r" big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr",
@@ -54,7 +54,7 @@ _ONE_NAME |= {"\\ ": " ", "\\\n": " ", "$": "", "~": " "}
 _THOUSANDS = re.compile(
     r"(?<=\d)\s*(?:\{\s*,\s*\}(?:\s*\\!)?|,\s*\\!|\\!\s*,|\\text\s*\{\s*,\s*\}|\\[,;:> ]|~)\s*(?=\d{3}(?!\d))"
 )
-r"""Separators that can be no comma of a list, as in 1,\!000 or 1{,}000 or 1\,000."""
+r"""Thousands separators that cannot be the comma of a list, as in 1,\!000 or 1{,}000 or 1\,000."""
 _COMMAND = re.compile(
     r"(\\\\)(?:\s*\[\s*[\d.]+\s*[a-z]{2}\s*\])?|\\(?:left|right)\s*\.(?!\d)|\\[A-Za-z]+|\\.|[$~]", re.DOTALL
 )
@@ -75,7 +75,7 @@ _WRAPPED = re.compile(r"\\text\{([^{}]*)\}|\*\*(.*)\*\*", re.DOTALL)
 
 
 def normalize(answer: str) -> str:
-    """The answer without markup (delimiters, sizes, spacing, degrees, a final period), with one name per command."""
+    """Remove markup (delimiters, sizes, spacing, degrees, a final period) and unify the names of commands."""
     text = _COMMAND.sub(_one_name, _THOUSANDS.sub("", answer.translate(_INVISIBLE)).translate(_SIGNS))
     text = _PRIMES.sub(lambda match: "'" * match[0].count("p"), text)
     for pattern, new in _REPLACED:
@@ -94,19 +94,19 @@ def normalize(answer: str) -> str:
 
 
 def _one_name(match: re.Match[str]) -> str:
-    if match[1]:  # the end of a row, without the space after it that `\\[4pt]` asks for
+    if match[1]:  # the end of a row, without the extra space of `\\[4pt]`
         return match[1]
     return _ONE_NAME.get(match[0], "" if match[0].endswith(".") else match[0])
 
 
 def _tidy_text(match: re.Match[str]) -> str:
-    """Words keep their command; a sign or a number in a text command loses it."""
+    """Keep the text command around words, and remove it around a sign or a number."""
     inside = match[1].strip()
     return f"\\text{{{inside}}}" if any(character.isalpha() for character in inside) else f" {inside} "
 
 
 def tokens(text: str) -> Iterator[tuple[str, int, int]]:
-    """Each token, where it starts, and how many brackets are open around it (for a bracket: around the whole of it)."""
+    """Yield each token with its start and the number of open brackets around it (for a bracket: around the pair)."""
     depth = 0
     for match in TOKEN.finditer(text):
         token = match[0]
@@ -118,7 +118,7 @@ def tokens(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def closing(text: str) -> int | None:
-    """Where the bracket with which `text` starts is closed; None if it is not."""
+    """Return where the first bracket of `text` is closed; None if it is not."""
     for token, start, depth in tokens(text):
         if depth == 0 and token in _CLOSING:
             return start
@@ -126,7 +126,7 @@ def closing(text: str) -> int | None:
 
 
 def split(text: str, separators: Collection[str]) -> list[str]:
-    """The parts between separators outside all brackets."""
+    """Split at separators outside all brackets."""
     parts, begin = [], 0
     for token, start, depth in tokens(text):
         if depth == 0 and token in separators:
@@ -135,7 +135,7 @@ def split(text: str, separators: Collection[str]) -> list[str]:
     return [*parts, text[begin:].strip()]
 
 
-# Units: `15\text{ cm}^2`, `5 miles per hour`, `\$5`, `3 p.m.`, `52_8`, `12 apples`. A lone letter is a unit only where
+# Units: `15\text{ cm}^2`, `5 miles per hour`, `\$5`, `3 p.m.`, `52_8`, `12 apples`. A single letter is a unit only if
 # it is set as text: `3m` is three times m. Units are not converted.
 
 _UNIT_NAMES = {
@@ -155,7 +155,7 @@ _NO_UNIT = re.compile(
     r"\b(?:and|or|if|when|where|for|mod|not|than|but|except|plus|minus|times|over|only|is|are|of|with|to|by)\b",
     re.I,
 )
-"""Words that turn what precedes them into a sentence."""
+"""Words that belong to a sentence, not to a unit."""
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 _BASES = {word: str(base) for base, word in enumerate(_DIGITS)}
@@ -174,7 +174,7 @@ _BARE_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """A normalized answer without its unit, and the unit; "" where there is none, or a word that we do not know."""
+    """Split a normalized answer into quantity and unit; the unit is "" if there is none, or an unknown word."""
     if len(text) > MAX_PLAIN:
         return text, ""
     if half := _HALF_DAY.search(text):
@@ -192,7 +192,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def _start_of_unit(text: str) -> int:
-    """Where the unit at the end of a text starts; the text's length if it has none."""
+    """Return where the unit at the end of a text starts; the text's length if it has none."""
     start = len(text)
     for piece in reversed(list(_UNIT_TOKEN.finditer(text))):
         token = piece[0]
@@ -220,7 +220,7 @@ def _start_of_unit(text: str) -> int:
 
 
 def _unit(word: str) -> str | None:
-    """The short name of a known unit."""
+    """Return the short name of a known unit."""
     for form in (word, word.removesuffix("s"), word.lower(), word.lower().removesuffix("s")):
         if form in _UNITS:
             return _UNITS[form]
@@ -228,7 +228,7 @@ def _unit(word: str) -> str | None:
 
 
 def _spell_unit(unit: str) -> str:
-    """One spelling for each unit, whatever its powers and order: `cm^2` for `square centimeters`."""
+    """Normalize the spelling of a unit, its powers and order: `cm^2` for `square centimeters`."""
     powers: Counter[str] = Counter()
     sign, power, last = 1, 1, ""
     for part in _UNIT_PART.finditer(unit.replace("\\text", "").replace("\\cdot", " ")):
@@ -254,9 +254,9 @@ def _spell_unit(unit: str) -> str:
 
 _MAX_EXPONENT = 300
 KEY_DIGITS = 12
-"""Numbers that agree to this many significant digits are one answer in a vote."""
+"""Numbers that agree to this many significant digits count as one answer in a vote."""
 _ROUNDING = 6
-"""A decimal may be rounded to this many places (significant ones below 0.1), not to fewer."""
+"""The minimum number of decimal places (below 0.1: of significant ones) that a decimal may be rounded to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +264,9 @@ class Numeral:
     """A number as it was written."""
 
     value: Fraction
-    """With a percent sign already divided out: 50% is 1/2."""
+    """The value; a percent sign is divided out: 50% is 1/2."""
     places: int | None = None
-    """How many decimal places it was written with, and so perhaps rounded to; None if it is exact."""
+    """The number of decimal places, to which it may have been rounded; None if it is exact."""
     is_percent: bool = False
 
 
@@ -284,7 +284,7 @@ _SCALED = re.compile(rf"(.*\d.*?)\s*(?:\\text\{{)?({'|'.join(SCALES)})\}}?")
 
 
 def numeral(answer: str) -> Numeral | None:
-    """The number that a normalized answer plainly is, perhaps with a unit (`5 dollars`); else None."""
+    """Read a normalized answer as a plain number, perhaps with a unit (`5 dollars`); None if it is not one."""
     if len(answer) > MAX_PLAIN:
         return None
     answer, _ = split_unit(answer)
@@ -293,12 +293,12 @@ def numeral(answer: str) -> Numeral | None:
         return number and Numeral(number.value * SCALES[scaled[2]])
     unsigned = answer[1:].lstrip() if answer[:1] in ("+", "-") else answer
     bare = unsigned.removesuffix("%").strip()
-    read = _decimal(bare) or _fraction(bare) or _repeating(bare)
-    if read is None:
+    parsed = _decimal(bare) or _fraction(bare) or _repeating(bare)
+    if parsed is None:
         return None
     if unsigned.endswith("%"):
-        read = Numeral(read.value / 100, None if read.places is None else read.places + 2, is_percent=True)
-    return Numeral(-read.value, read.places, read.is_percent) if answer.startswith("-") else read
+        parsed = Numeral(parsed.value / 100, None if parsed.places is None else parsed.places + 2, is_percent=True)
+    return Numeral(-parsed.value, parsed.places, parsed.is_percent) if answer.startswith("-") else parsed
 
 
 def _decimal(text: str) -> Numeral | None:
@@ -325,7 +325,7 @@ def _fraction(text: str) -> Numeral | None:
 
 
 def _repeating(text: str) -> Numeral | None:
-    r"""0.1\overline{6} is 1/6."""
+    r"""Read a repeating decimal: 0.1\overline{6} is 1/6."""
     match = _REPEATING.fullmatch(text)
     if match is None:
         return None
@@ -335,10 +335,10 @@ def _repeating(text: str) -> Numeral | None:
 
 
 def same_number(reference: Numeral, answer: Numeral, tolerance: float = 0.0) -> bool:
-    """Whether `answer` is right where `reference` is asked for.
+    """Whether `answer` is right for `reference`.
 
-    Exactly, or within the relative `tolerance`, or if one is a decimal to which the other was rounded or cut off. If
-    only one has a percent sign, it may also be just a unit: 50% is right for both 1/2 and 50.
+    It is if the two are equal, or within the relative `tolerance`, or if one is the other rounded or truncated to its
+    decimals. If only one has a percent sign, it may also be just a unit: 50% is right for both 1/2 and 50.
     """
     answers = [answer]
     if reference.is_percent != answer.is_percent:
@@ -356,12 +356,12 @@ def _close(a: Numeral, b: Numeral, tolerance: float) -> bool:
     if a.places is None and b.places is None:
         return False
     enough = _ROUNDING
-    if abs(a.value) < Fraction(1, 10):  # six decimal places would call 0.0000672 and 0.000067 equal
+    if abs(a.value) < Fraction(1, 10):  # with six decimal places, 0.0000672 and 0.000067 would be equal
         small = max(abs(a.value), abs(b.value))
         while small < Fraction(1, 10):
             small, enough = small * 10, enough + 1
     short, long = sorted((a, b), key=lambda number: float("inf") if number.places is None else number.places)
-    assert short.places is not None, "a decimal has fewer places than a number that is exact"
+    assert short.places is not None, "exact numbers sort last"
     places = max(short.places, enough)
     if round(short.value, places) == round(long.value, places):
         return True
@@ -373,7 +373,7 @@ _CLOCK = re.compile(r"(\d{1,2})(?::([0-5]\d))?")
 
 
 def _clock(text: str, half: str) -> tuple[int, bool] | None:
-    """Minutes since midnight, and whether it is sure which half of the day is meant; None if it is no time."""
+    """Return minutes since midnight, and whether the half of the day is certain; None if it is not a time."""
     match = _CLOCK.fullmatch(text)
     if match is None or int(match[1]) > 24 or not (match[2] or half in ("am", "pm")):
         return None
@@ -384,24 +384,24 @@ def _clock(text: str, half: str) -> tuple[int, bool] | None:
 
 
 _WORDS = re.compile(r"\(?\s*((?=.*[A-Za-z]{3})[A-Za-z]+(?:[ -][A-Za-z]+)*|[A-Za-z])\s*\)?")
-"""One letter, or words of which one has three: two letters may be a product (xy and yx)."""
+"""One letter, or words of which one has three letters: two letters may be a product (xy and yx)."""
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
 
 def _word(answer: str) -> str | None:
-    """The plain words that a normalized answer is, in lower case: a name, a letter of a choice; or None."""
+    """Return a normalized answer that is plain words (a name, the letter of a choice) in lower case; else None."""
     match = _WORDS.fullmatch(_TEXT.sub(r" \1 ", answer).strip())
     return " ".join(match[1].lower().split()) if match else None
 
 
 def _is_no_product(text: str) -> bool:
-    """Whether words can be nothing else: `abc` may be a product, `east` and `ABC` are not."""
+    """Whether a text can only be words: `abc` may be a product, `east` and `ABC` are not."""
     return len(text) > 3 or (len(text) == 3 and text.isupper())
 
 
 def same_plainly(reference: str, answer: str, tolerance: float = 0.0) -> bool | None:
-    """Whether two normalized answers are the same, where that needs no algebra; else None."""
-    if _COMMA.sub(",", reference) == _COMMA.sub(",", answer):  # 100,200 may be a list, and so be the same as 100, 200
+    """Whether two normalized answers are the same; None if algebra is needed."""
+    if _COMMA.sub(",", reference) == _COMMA.sub(",", answer):  # 100,200 may be a list, like 100, 200
         return True
     (a, unit_a), (b, unit_b) = split_unit(reference), split_unit(answer)
     if unit_a and unit_b and unit_a != unit_b and not (unit_a in ("am", "pm") and unit_b in ("am", "pm")):
@@ -410,16 +410,16 @@ def same_plainly(reference: str, answer: str, tolerance: float = 0.0) -> bool | 
     if time_a and time_b:
         modulus = 24 * 60 if time_a[1] and time_b[1] else 12 * 60
         return (time_a[0] - time_b[0]) % modulus == 0
-    expected, found = numeral(a), numeral(b)
-    if expected and found:
-        return same_number(expected, found, tolerance)
+    expected, given = numeral(a), numeral(b)
+    if expected and given:
+        return same_number(expected, given, tolerance)
     if (one := _word(reference)) and (other := _word(answer)):
         return True if one == other else False if _is_no_product(reference) or _is_no_product(answer) else None
     return None
 
 
 def number_key(value: Fraction, digits: int = KEY_DIGITS) -> str:
-    """The spelling under which a number votes."""
+    """Return the key under which a number votes."""
     if value.denominator == 1:
         return str(value.numerator)
     context = Context(prec=digits)
@@ -427,7 +427,7 @@ def number_key(value: Fraction, digits: int = KEY_DIGITS) -> str:
 
 
 def plain_key(answer: str, digits: int = KEY_DIGITS) -> str | None:
-    """The key under which a normalized answer votes, if that needs no algebra; units are ignored."""
+    """Return the key under which a normalized answer votes; None if algebra is needed. Units are ignored."""
     quantity, unit = split_unit(answer)
     if time := _clock(quantity, unit):
         return f"{time[0] // 60}:{time[0] % 60:02}"
@@ -436,7 +436,7 @@ def plain_key(answer: str, digits: int = KEY_DIGITS) -> str | None:
 
 
 def text_key(answer: str) -> str:
-    """The key of an answer that can only be compared as text; of a long text, a hash."""
+    """Return the key of an answer that can only be compared as text; for a long text, a hash."""
     text = "".join(_TEXT.sub(r"\1", normalize(answer)).split())
     if len(text) > MAX_PLAIN:
         text = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

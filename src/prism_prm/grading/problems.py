@@ -1,6 +1,6 @@
-"""Problems with what judges their solutions: a reference answer, or tests.
+"""Problems, each with a reference answer or tests that judge its solutions.
 
-Anybody may run public tests; only the judge sees hidden ones.
+Public tests may be run by anyone; only the judge sees hidden ones.
 """
 
 from __future__ import annotations
@@ -18,89 +18,89 @@ from prism_prm.errors import DataError
 from prism_prm.grading.value_codec import decode, encode
 
 SECONDS = 6.0
-"""LiveCodeBench's limit for one test."""
+"""LiveCodeBench's time limit for one test."""
 _MAX_UNPACKED = 2**30
-"""Bytes of an unpacked payload of tests; no real one is as large."""
+"""The maximum size of an unpacked payload of tests, in bytes; real ones are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test: what the program gets, and what it must give."""
+    """One test: the input of a program, and the expected output."""
 
     given: Any
     """Standard input as a string, or a tuple of a function's arguments."""
     expected: Any
-    """What must be printed, as a string, or the value that must be returned."""
+    """The text to print, or the value to return."""
     tolerance: float | None = None
-    """How far off a returned number may be, absolutely; None: equal."""
+    """The absolute tolerance for a returned number; None: equal."""
     view: str = ""
-    """What is done to a returned value before it is compared: a key of `compare_outputs.VIEWS`."""
+    """How to convert a returned value before comparing: a key of `compare_outputs.VIEWS`."""
     relative: float = 0.0
-    """With a tolerance: how far off it may be instead, as a share of the larger of both numbers."""
+    """With a tolerance: also a relative one, as a share of the larger of both numbers."""
 
     def to_json(self) -> list[Any]:
-        """The case as JSON, for files and other processes."""
+        """Convert the case to JSON, for files and other processes."""
         return [encode(self.given), encode(self.expected), self.tolerance, self.view, self.relative]
 
     @classmethod
     def from_json(cls, parts: list[Any]) -> Case:
-        """The inverse of `to_json`."""
+        """Invert `to_json`."""
         given, expected, *rest = parts
         return cls(decode(given), decode(expected), *rest)
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Hidden tests as LiveCodeBench packs them, unpacked one problem at a time: together they would fill the memory."""
+    """Hidden tests as LiveCodeBench packs them; unpacked one problem at a time, to save memory."""
 
     payload: str
     function: str | None
 
     def cases(self) -> tuple[Case, ...]:
-        """The tests themselves."""
+        """Unpack the tests."""
         return read_cases(unpack(self.payload), self.function)
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTests:
-    """How programs for a problem are judged."""
+    """The tests of a problem, and how to run programs on them."""
 
     public: tuple[Case, ...] = ()
-    """Those that the statement shows; votes and the selector `public-tests` use these alone."""
+    """Tests that the problem statement shows; votes and the selector `public-tests` use only these."""
     hidden: tuple[Case, ...] | Packed = ()
     function: str | None = None
     """The function to call; None: the program reads standard input and prints."""
     prelude: str = ""
-    """Code that runs before the program: imports, and functions that the statement gives."""
+    """Code that runs before the program: imports, and functions from the statement."""
     seconds: float = SECONDS
-    """The limit for one test."""
+    """The time limit for one test."""
     judged_on_public: bool = True
-    """Whether a right program must pass the public tests, too; a few examples of HumanEval are wrong."""
+    """Whether a right program must also pass the public tests; a few examples of HumanEval are wrong."""
     tuples_are_lists: bool = True
-    """Whether a returned tuple counts as a list, as in LiveCodeBench; inner ones never do."""
+    """Whether a returned tuple counts as a list, as in LiveCodeBench; nested tuples never do."""
     num_unread: int = 0
-    """ProgramTests of the source that are not of the form (arguments, expected) and are left out."""
+    """The number of tests of the source that are not of the form (arguments, expected) and are left out."""
 
     def __post_init__(self) -> None:
         if self.function is not None and not self.function.isidentifier():
-            raise DataError(f"`function` is {self.function!r:.60}, expected the name of one", reason="wrong-type")
+            raise DataError(f"`function` is {self.function!r:.60}, expected a function name", reason="wrong-type")
 
     @property
     def is_judged(self) -> bool:
-        """Whether there are hidden tests: without them nothing is measured."""
+        """Whether there are hidden tests; without them programs cannot be judged."""
         return isinstance(self.hidden, Packed) or bool(self.hidden)
 
-    def shown(self) -> ProgramTests:
-        """The same without hidden tests: all that votes and selectors may know."""
+    def public_only(self) -> ProgramTests:
+        """Return the tests without hidden ones: all that votes and selectors may use."""
         return replace(self, hidden=())
 
     def judged(self) -> tuple[Case, ...]:
-        """All that a right program must pass, public ones first. Only the judge calls this."""
+        """Return all tests that a right program must pass, public ones first. Only the judge calls this."""
         hidden = self.hidden.cases() if isinstance(self.hidden, Packed) else self.hidden
         return (self.public if self.judged_on_public else ()) + hidden
 
     def reference(self) -> str:
-        """The tests as one JSON string, the form of a reference answer; `read_reference` reads it."""
+        """Return the tests as a JSON string that serves as reference answer; `read_reference` reads it."""
         hidden = replace(self, judged_on_public=False).judged()
         return json.dumps(
             {
@@ -117,67 +117,67 @@ class ProgramTests:
 
 @dataclass(frozen=True, slots=True)
 class TaskProblem:
-    """A problem and what is known about its answer."""
+    """A problem with its answer or tests."""
 
     text: str
     answer: str | None = None
     name: str = ""
     level: str = ""
-    """How hard it is, in the source's own words."""
+    """The difficulty, as the source names it."""
     tolerance: float = 0.0
-    """How far off a number may be and still be right, relative to the reference."""
+    """The tolerance for numbers, relative to the reference."""
     tests: ProgramTests | None = None
-    """The tests of a program; None where an answer is asked for."""
+    """The tests of a program; None if the problem asks for an answer."""
     date: str = ""
-    """The day on which it was published, YYYY-MM-DD, if the source says it."""
+    """The day of publication, YYYY-MM-DD, if known."""
     in_errata: bool = False
     """Whether its benchmark lists it as flawed."""
 
     @property
     def is_judged(self) -> bool:
-        """Whether solutions can be judged: there is a reference answer, or there are hidden tests."""
+        """Whether solutions can be judged, by a reference answer or hidden tests."""
         return self.answer is not None if self.tests is None else self.tests.is_judged
 
     @property
     def reference(self) -> str | None:
-        """What judges solutions, as one string: the answer, or the tests as JSON."""
+        """The answer, or the tests as JSON."""
         return self.answer if self.tests is None else self.tests.reference()
 
     @classmethod
     def with_reference(cls, text: str, reference: str, tolerance: float = 0.0) -> TaskProblem:
-        """A problem with a string of `reference`."""
+        """Make a problem from a string of `reference`."""
         tests = read_reference(reference)
         return cls(text, None if tests else reference, tolerance=tolerance, tests=tests)
 
 
 @lru_cache(maxsize=256)
 def read_reference(reference: str) -> ProgramTests | None:
-    """The tests in a string of `ProgramTests.reference`; None if it is an answer."""
+    """Read a string of `ProgramTests.reference`; None if it is an answer."""
     if not reference.startswith('{"tests"'):
         return None
-    found = json.loads(reference)
-    hidden, public = (tuple(map(Case.from_json, found.pop(field))) for field in ("tests", "public_tests"))
-    return ProgramTests(public, hidden, **found)
+    fields = json.loads(reference)
+    hidden, public = (tuple(map(Case.from_json, fields.pop(field))) for field in ("tests", "public_tests"))
+    return ProgramTests(public, hidden, **fields)
 
 
-def read_cases(listed: object, function: str | None) -> tuple[Case, ...]:
-    """Tests as LiveCodeBench and users write them: a list of objects with `input` and `output`.
+def read_cases(items: object, function: str | None) -> tuple[Case, ...]:
+    """Read tests as LiveCodeBench and users write them: a list of objects with `input` and `output`.
 
     For a function, `input` is a list of arguments, or a string with one JSON value per line, and `output` any value, or
     a JSON string of it.
     """
-    if not isinstance(listed, list):
-        raise DataError(f"tests are a list of objects, found {type(listed).__name__}", reason="wrong-type")
+    if not isinstance(items, list):
+        raise DataError(f"tests must be a list of objects, found {type(items).__name__}", reason="wrong-type")
     cases: list[Case] = []
-    for number, one in enumerate(listed):
-        if not isinstance(one, Mapping) or not {"input", "output"} <= set(one):
-            found = sorted(one) if isinstance(one, Mapping) else type(one).__name__
+    for number, item in enumerate(items):
+        if not isinstance(item, Mapping) or not {"input", "output"} <= set(item):
+            found = sorted(item) if isinstance(item, Mapping) else type(item).__name__
             raise DataError(f"test {number}: needs `input` and `output`, found {found}", reason="missing-field")
-        given, expected = one["input"], one["output"]
+        given, expected = item["input"], item["output"]
         if function is None:
             if not isinstance(given, str) or not isinstance(expected, str):
-                fault = "`input` and `output` must be strings, since no function is named"
-                raise DataError(f"test {number}: {fault}", reason="wrong-type")
+                message = f"test {number}: `input` and `output` must be strings, because no function is named"
+                raise DataError(message, reason="wrong-type")
             cases.append(Case(given, expected))
             continue
         try:
@@ -193,14 +193,14 @@ def read_cases(listed: object, function: str | None) -> tuple[Case, ...]:
 
 
 def unpack(payload: str) -> Any:
-    """Tests in a string: JSON, or JSON in a pickled string, compressed, in base64. Nothing in a payload is ever run."""
+    """Read tests from JSON, or from base64 of a compressed pickle of a JSON string. Runs no code of the payload."""
     text = payload.strip()
     try:
         if not text.startswith("["):
             unzipper = zlib.decompressobj()
             data = unzipper.decompress(base64.b64decode(text, validate=True), _MAX_UNPACKED)
             if not unzipper.eof:
-                raise ValueError("it is cut off, or larger than 1 GB")
+                raise ValueError("it is truncated, or larger than 1 GB")
             text = _pickled_string(data)
         return json.loads(text)
     except (zlib.error, ValueError, OverflowError, RecursionError) as error:
@@ -212,17 +212,17 @@ _AROUND = frozenset({"PROTO", "FRAME", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"
 
 
 def _pickled_string(data: bytes) -> str:
-    """The one string that a pickle holds. It is read as a list of instructions, none of which is carried out."""
-    found: list[str] = []
+    """Return the single string in a pickle. Its opcodes are only listed, not executed."""
+    strings: list[str] = []
     for instruction, argument, _ in pickletools.genops(data):
         if instruction.name in _STRINGS:
-            found.append(str(argument))
+            strings.append(str(argument))
         elif instruction.name not in _AROUND:
             raise DataError(
-                f"the payload of the tests is more than a string ({instruction.name}), so reading it might run code; "
-                "it is refused",
+                f"the payload of the tests is more than a string ({instruction.name}), so reading it could run code; "
+                "it was not read",
                 reason="unsafe",
             )
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} strings instead of one")
-    return found[0]
+    if len(strings) != 1:
+        raise ValueError(f"{len(strings)} strings instead of one")
+    return strings[0]

@@ -1,7 +1,7 @@
-"""A few processes that run calls which may hang, crash or eat memory; each call is bounded, its failure reported.
+"""A pool of processes for calls that may hang, crash or exhaust memory; each call is limited, and its failure reported.
 
-Plain child processes that speak JSON lines: nothing is forked from a process that holds torch, nothing is pickled, a
-script needs no `if __name__ == "__main__"`, and what a call returns does not depend on how many processes there are.
+The workers are plain child processes that exchange JSON lines: nothing is forked from a process with torch, nothing is
+pickled, scripts need no `if __name__ == "__main__"`, and results do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from prism_prm.errors import PrismError
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """The cores of this process; a quota of one and a half (`docker run --cpus 1.5`) counts as two."""
+    """Count the cores of this process; a quota of one and a half (`docker run --cpus 1.5`) counts as two."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     return max(1, min([bound, *map(math.ceil, _quotas(root))]))
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """The limits that control groups, old and new, set for this process and for what it is part of."""
+    """Yield the CPU quotas of this process's control group (v1 or v2) and its parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
@@ -48,24 +48,24 @@ def _quotas(root: Path) -> Iterator[float]:
         files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
         here = Path(path.lstrip("/"))
         for folder in (here, *here.parents):
-            with contextlib.suppress(OSError, ValueError):  # it is not there, or sets no limit: "max"
-                said = " ".join((top / folder / file).read_text() for file in files)
-                quota, period = map(float, said.split())
+            with contextlib.suppress(OSError, ValueError):  # it is missing, or sets no limit: "max"
+                values = " ".join((top / folder / file).read_text() for file in files)
+                quota, period = map(float, values.split())
                 if quota > 0 and period > 0:
                     yield quota / period
 
 
-Call = tuple[str, tuple[Any, ...]]
-"""The name of a function of the pool's module, and its arguments; all of it JSON."""
+PoolCall = tuple[str, tuple[Any, ...]]
+"""The name of a function in the pool's module, and its arguments; all of it JSON."""
 WALL_FACTOR = 6.0
 """A call that sleeps uses no CPU time; it is ended after this many times the CPU limit."""
 _START_SECONDS = 120.0
-"""How long a process may take to import its module; generous, for cold disks."""
+"""The maximum time for a process to import its module; generous, for cold disks."""
 _CHUNK = 16
 """Calls sent to a process at a time."""
 _HAS_TIMERS = hasattr(signal, "setitimer")  # not on Windows
 _TIMED_OUT = (-signal.SIGPROF, -signal.SIGALRM) if _HAS_TIMERS else (1,)
-"""How a process ends that has reached a limit of time."""
+"""The exit statuses of a process that reached a time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +78,18 @@ class Outcome:
 
 
 class _Worker:
-    """One child process that serves calls one after another, and is restarted after a call that killed it."""
+    """One child process that serves calls in sequence, and is restarted after a call that killed it."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self._command, self._environment = command, environment
         self._process: subprocess.Popen[str] | None = None
 
-    def serve(self, calls: Sequence[Call], stopped: threading.Event) -> list[Outcome]:
-        """The outcomes of some calls, which are sent together; each has one, unless the run is stopped."""
+    def serve(self, calls: Sequence[PoolCall], stopped: threading.Event) -> list[Outcome]:
+        """Send calls together and return their outcomes; fewer if the run is stopped."""
         outcomes: list[Outcome] = []
         while len(outcomes) < len(calls) and not stopped.is_set():
-            process = self._alive()
-            if stopped.is_set():  # in the meantime: whoever stopped the run may not have seen this process
+            process = self._live_process()
+            if stopped.is_set():  # meanwhile: `stop` may have missed this new process
                 break
             assert process.stdin is not None
             assert process.stdout is not None
@@ -98,7 +98,7 @@ class _Worker:
                 process.stdin.flush()
             while len(outcomes) < len(calls) and (line := process.stdout.readline()):
                 outcomes.append(Outcome(**json.loads(line)))
-            if len(outcomes) < len(calls):  # the next call has killed it; those after it are sent again
+            if len(outcomes) < len(calls):  # the next call killed it; later calls are sent again
                 status = self.end()
                 is_late = status in _TIMED_OUT
                 detail = "ended by the time limit" if is_late else f"the worker died with status {status}"
@@ -106,7 +106,7 @@ class _Worker:
         return outcomes
 
     def end(self) -> int:
-        """Kill the process, if there is one; returns how it ended (negative: by which signal)."""
+        """Kill the process, if there is one; returns its exit status (negative: the signal)."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -119,19 +119,19 @@ class _Worker:
         return status
 
     def kill(self) -> None:
-        """Kill the process; whoever waits for its reply sees it end."""
+        """Kill the process; a thread that waits for its reply sees it end."""
         if (process := self._process) is not None:
             process.kill()
 
-    def _alive(self) -> subprocess.Popen[str]:
-        """The process; a new one if there is none, or if it died while idle."""
+    def _live_process(self) -> subprocess.Popen[str]:
+        """Return the process; start a new one if there is none, or if it died while idle."""
         if self._process is not None:
             if self._process.poll() is None:
                 return self._process
             self.end()
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env=self._environment, start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its workers
+            env=self._environment, start_new_session=True,  # Ctrl-C reaches only the parent, which ends its workers
         )  # fmt: skip
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
@@ -145,23 +145,23 @@ class _Worker:
 @dataclass(slots=True, eq=False)
 class _ActiveRun:
     stopped: threading.Event = field(default_factory=threading.Event)
-    """Set when the run is given up: nothing is started any more."""
+    """Set when the run is canceled: no more calls start."""
     busy: set[_Worker] = field(default_factory=set)
-    """The workers that serve it now; they serve no other run meanwhile."""
+    """The workers that serve this run now; they serve no other run meanwhile."""
 
     def stop(self) -> None:
-        """Give the run up; calls in progress lose their process."""
+        """Cancel the run and kill the processes of calls in progress."""
         self.stopped.set()
         for worker in tuple(self.busy):
             worker.kill()
 
 
 class ProcessPool:
-    """Run calls of the functions of a module in killable processes, which start when first needed and stay.
+    """Runs functions of a module in processes that can be killed; they start on first use and stay.
 
-    Use as a context manager, or call `close`. Threads may share it: a worker serves one of them at a time. A call ends
-    after `cpu_seconds` of CPU time, so that a busy machine changes no outcome, or after WALL_FACTOR times as much on
-    the clock.
+    Use it as a context manager, or call `close`. Threads may share it: a worker serves one of them at a time. A call
+    ends after `cpu_seconds` of CPU time, so that a busy machine changes no outcome, or after WALL_FACTOR times as much
+    wall-clock time.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class ProcessPool:
     ) -> None:
         program = [sys.executable, "-P", "-c", f"from {__name__} import _serve_calls; _serve_calls()"]
         command = [*program, module, str(cpu_seconds), str(cpu_seconds * WALL_FACTOR), str(memory_bytes)]
-        # The child must find the same code as its parent, and hash seeds must not change the order of a set.
+        # The child must find the same code as its parent, and the order of sets must not vary.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"}
         self.count = count or available_cores()
@@ -187,7 +187,7 @@ class ProcessPool:
         self.close()
 
     def close(self) -> None:
-        """End all processes, and the runs of other threads with an error; a later `run` starts new processes."""
+        """End all processes; runs of other threads fail. A later `run` starts new processes."""
         with self._closing:
             for run in tuple(self._runs):
                 run.stop()
@@ -196,24 +196,24 @@ class ProcessPool:
                 worker.end()
                 self._idle.put(worker)
 
-    def run(self, calls: Sequence[Call], advance: Advance = ignore) -> list[Outcome]:
-        """The outcome of every call, in order; `advance` is told of calls that are done."""
+    def run(self, calls: Sequence[PoolCall], advance: Advance = ignore) -> list[Outcome]:
+        """Return the outcome of every call, in order; `advance` is called with the number of finished calls."""
         run = _ActiveRun()
 
-        def serve(some: Sequence[Call]) -> list[Outcome]:
+        def serve(chunk: Sequence[PoolCall]) -> list[Outcome]:
             worker = self._idle.get()
             run.busy.add(worker)
             outcomes: list[Outcome] = []
             try:
-                outcomes = worker.serve(some, run.stopped)
+                outcomes = worker.serve(chunk, run.stopped)
             finally:
-                if len(outcomes) < len(some):  # replies that nobody reads must not reach the next run
+                if len(outcomes) < len(chunk):  # unread replies must not reach the next run
                     worker.end()
                 run.busy.remove(worker)
                 self._idle.put(worker)
             return outcomes
 
-        # Neighbors often share a reference, which a worker then parses once; small chunks share the work out evenly.
+        # Neighboring calls often share a reference, which a worker then parses once; small chunks balance the load.
         size = max(1, min(_CHUNK, len(calls) // (4 * self.count)))
         threads = ThreadPoolExecutor(self.count)
         self._runs.add(run)
@@ -222,9 +222,9 @@ class ProcessPool:
             for future in as_completed(futures):
                 advance(len(future.result()))
             if run.stopped.is_set():
-                raise PrismError("The worker processes were closed by another thread while calls were under way.")
+                raise PrismError("The worker processes were closed by another thread while calls were running.")
             return [outcome for future in futures for outcome in future.result()]
-        except BaseException:  # Ctrl-C too
+        except BaseException:  # also Ctrl-C
             run.stop()
             raise
         finally:
@@ -233,11 +233,11 @@ class ProcessPool:
 
 
 def _serve_calls() -> None:
-    """What runs in a worker: it answers lists of calls until standard input ends; the system ends it at a limit."""
+    """Serve lists of calls in a worker until standard input ends; the system ends the process at a limit."""
     module_name, cpu_seconds, wall_seconds, memory_bytes = sys.argv[1], *map(float, sys.argv[2:4]), int(sys.argv[4])
     _limit_time(0, _START_SECONDS)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not land among the answers
+    os.dup2(2, 1)  # the output of libraries must not mix with the replies
     with contextlib.suppress(ImportError):  # not on Windows
         import resource
 
@@ -252,7 +252,7 @@ def _serve_calls() -> None:
             _limit_time(cpu_seconds, wall_seconds)
             try:
                 reply = {"status": "ok", "value": getattr(module, name)(*arguments)}
-            except Exception as error:  # a parser may raise anything on a text nobody foresaw; the caller counts it
+            except Exception as error:  # a parser may raise anything on unexpected text; the caller counts it
                 reply = {"status": "error", "detail": f"{type(error).__name__}: {error}"[:300]}
             _limit_time(0, 0)
             out.write(json.dumps(reply) + "\n")
@@ -260,10 +260,10 @@ def _serve_calls() -> None:
 
 
 def _limit_time(cpu_seconds: float, wall_seconds: float) -> None:
-    """End this process after so much time; 0 means no limit.
+    """End this process after this much time; 0 means no limit.
 
-    It is CPU time that counts, so that a busy machine changes no verdict. The default action of both signals ends the
-    process, even in the middle of C code that never looks at signals.
+    CPU time decides, so that a busy machine changes no verdict. The default action of both signals ends the process,
+    even in the middle of C code that never checks for signals.
     """
     if _HAS_TIMERS:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)

@@ -1,6 +1,6 @@
-"""Run programs on tests, and say which are right and which do the same.
+"""Run programs on tests, judge which are right, and group those with the same output.
 
-Expected values stay here: the sandbox gets a program and its input, and gives back what was printed or returned.
+Expected values stay in this process: the sandbox gets only a program and its input, and returns its output.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from prism_prm.grading.sandbox import Call, Program, RunResult, Sandbox
 from prism_prm.grading.sandbox_policy import WALL_PER_CPU, Limits, SandboxError
 
 CHUNK = 64
-"""Programs that are judged side by side; only their problems' tests are in memory."""
+"""The number of programs judged together; only their problems' tests are in memory."""
 RETRY_WAITS = (1.0, 5.0, 15.0)
-"""Seconds before a program that could not be started is tried again: machines are short of something for a while."""
+"""Seconds before each retry of a program that could not be started, for example for lack of memory."""
 COMPARE_SECONDS = 5.0
 """CPU time for comparing one returned value."""
 _SHORT = 10_000
-"""Characters of a returned value, as JSON, that is compared in this process. Comparing a longer one may take any time,
-so another process does it, with a limit."""
+"""Returned values of up to this many characters of JSON are compared in this process. Comparing a longer one may take
+any time, so another process does it, with a time limit."""
 _PASSED, _FAILED, _NOT_RUN = "passed", "failed", "not run"
-"""How a test may end, beside the ways in which a run may fail; a program is not run after the first that it fails."""
+"""How a test may end, besides the ways in which a run may fail; tests after the first failure are not run."""
 _CALL = "_prism_call"
 _GLUE = """
 import types as _prism_types
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class _Trial(NamedTuple):
-    """A program on some tests."""
+    """A program to run on some tests."""
 
     tests: ProgramTests
     program: str
@@ -55,7 +55,7 @@ class _Trial(NamedTuple):
 
 
 class ProgramJudge:
-    """Judges programs in a sandbox, which is opened when it is needed."""
+    """Judges programs in a sandbox, which opens on first use."""
 
     def __init__(self, *, sandbox: str = "auto", workers: int | None = None) -> None:
         self.level = sandbox
@@ -64,58 +64,58 @@ class ProgramJudge:
         self._comparing = ProcessPool(compare_outputs.__name__, count=1, cpu_seconds=COMPARE_SECONDS)
 
     def close(self) -> None:
-        """End the process that compares."""
+        """End the process that compares values."""
         self._comparing.close()
 
     def open(self) -> None:
-        """Open the sandbox now, so that one that does not work is found before long work."""
+        """Open the sandbox now, to report one that does not work before long work starts."""
         self._with_limit(SECONDS)
 
     def judge(self, programs: Sequence[tuple[ProgramTests, str | None]], advance: Advance = ignore) -> list[Verdict]:
-        """Whether each program passes all its tests; it is stopped at the first that it fails."""
+        """Judge whether each program passes all its tests; stops at the first test that it fails."""
         return self._each(programs, Verdict(False, "no answer"), self._verdicts, advance)
 
     def keys(self, programs: Sequence[tuple[ProgramTests, str | None]], advance: Advance = ignore) -> list[Key]:
-        """What each program votes under: all that it prints or returns on the public tests.
+        """Return the key under which each program votes: its output on all public tests.
 
-        One that fails to run on any of them casts no vote. Without public tests all programs are one group.
+        A program that fails to run on any of them casts no vote. Without public tests all programs are one group.
         """
-        shown = {id(tests): tests.shown() for tests, _ in programs}
-        public = [(shown[id(tests)], program) for tests, program in programs]
+        by_id = {id(tests): tests.public_only() for tests, _ in programs}
+        public = [(by_id[id(tests)], program) for tests, program in programs]
         return self._each(public, Key(None, "no answer"), self._keys, advance)
 
     def _each(
         self, programs: Sequence[tuple[ProgramTests, str | None]], nothing: T,
         answer: Callable[[Sequence[tuple[ProgramTests, str]]], list[T]], advance: Advance,
     ) -> list[T]:  # fmt: skip
-        """One answer per program; equal ones are asked about once, in chunks."""
-        found: dict[tuple[int, str], T] = {}
+        """Call `answer` on the distinct programs in chunks; returns one result per program."""
+        results: dict[tuple[int, str], T] = {}
         distinct = {(id(tests), program): (tests, program) for tests, program in programs if program is not None}
         keys = list(distinct)
         advance(len(programs) - len(keys))
         for start in range(0, len(keys), CHUNK):
             chunk = keys[start : start + CHUNK]
-            found |= zip(chunk, answer([distinct[key] for key in chunk]), strict=True)
+            results |= zip(chunk, answer([distinct[key] for key in chunk]), strict=True)
             advance(len(chunk))
-        return [nothing if program is None else found[id(tests), program] for tests, program in programs]
+        return [nothing if program is None else results[id(tests), program] for tests, program in programs]
 
     def _verdicts(self, programs: Sequence[tuple[ProgramTests, str]]) -> list[Verdict]:
         cases = {id(tests): tests.judged() for tests, _ in programs}
         assert all(cases.values()), "a problem that is judged has tests"
         ended: list[list[str]] = [[] for _ in programs]
-        waiting = {i: cases[id(tests)] for i, (tests, _) in enumerate(programs)}
+        pending = {i: cases[id(tests)] for i, (tests, _) in enumerate(programs)}
         size = 1
-        # A wrong program mostly fails at once, so the first round is one test, and each further round twice as many.
-        # All calls of a function take one process, which ends with the first call that does not return.
-        while waiting:
-            sizes = {i: len(some) if programs[i][0].function else size for i, some in waiting.items()}
-            trials = [_Trial(*programs[i], some[: sizes[i]]) for i, some in waiting.items()]
-            for i, trial, runs in zip(waiting, trials, self._run(trials), strict=True):
+        # Wrong programs mostly fail at once, so the first round is one test, and each further round twice as many.
+        # All calls of a function share one process, which ends with the first call that does not return.
+        while pending:
+            sizes = {i: len(left) if programs[i][0].function else size for i, left in pending.items()}
+            trials = [_Trial(*programs[i], left[: sizes[i]]) for i, left in pending.items()]
+            for i, trial, runs in zip(pending, trials, self._run(trials), strict=True):
                 for case, run in zip(trial.cases, runs, strict=True):
                     ended[i].append(self._ending(trial.tests, case, run))
-                    if ended[i][-1] != _PASSED:  # the tests after it say no more about the program
+                    if ended[i][-1] != _PASSED:  # later tests do not change the verdict
                         break
-            waiting = {i: rest for i, some in waiting.items() if ended[i][-1] == _PASSED and (rest := some[sizes[i] :])}
+            pending = {i: rest for i, left in pending.items() if ended[i][-1] == _PASSED and (rest := left[sizes[i] :])}
             size *= 2
         return [
             Verdict(
@@ -130,7 +130,7 @@ class ProgramJudge:
         trials = [_Trial(tests, program, tests.public) for tests, program in programs]
         keys = []
         for trial, runs in zip(trials, self._run(trials), strict=True):
-            if not runs:  # nothing tells the programs apart, so they are one group
+            if not runs:  # without tests, all programs are one group
                 keys.append(Key("", "no public tests"))
                 continue
             ended = tuple(self._ending(trial.tests, case, run) for case, run in zip(trial.cases, runs, strict=True))
@@ -144,7 +144,7 @@ class ProgramJudge:
         return keys
 
     def _ending(self, tests: ProgramTests, case: Case, run: RunResult) -> str:
-        """How one test ended."""
+        """Return how one test ended."""
         if run.status != "ok":
             return run.status
         if tests.function is None:
@@ -160,7 +160,7 @@ class ProgramJudge:
         return _PASSED if right else _FAILED
 
     def _output_key(self, tests: ProgramTests, run: RunResult) -> str | None:
-        """Equal for equal outputs; None for a value that cannot be told from others, or not in time."""
+        """Return a key that equal outputs share; None for a value that cannot be compared, or not in time."""
         if tests.function is None:
             return printed_key(run.stdout.decode("utf-8", "replace"))
         if _is_short(run.value):
@@ -169,57 +169,58 @@ class ProgramJudge:
         return cast("str | None", outcome.value)
 
     def _run(self, trials: Sequence[_Trial]) -> list[list[RunResult]]:
-        """What each program does on each of its tests, over all cores."""
-        found: list[list[RunResult]] = [[] for _ in trials]
+        """Run each program on each of its tests, on all cores."""
+        results: list[list[RunResult]] = [[] for _ in trials]
         for seconds in {trial.tests.seconds for trial in trials}:
             jobs: list[tuple[int, Program | Call]] = []
             for i, (tests, program, cases) in enumerate(trials):
                 if tests.seconds != seconds or not cases:
                     continue
-                code = _runnable(program, tests)
+                code = _with_harness(program, tests)
                 if tests.function is not None:
                     arguments = [[value_codec.encode(value) for value in case.given] for case in cases]
                     jobs.append((i, Call(code, _CALL, arguments)))
                 else:
                     jobs += [(i, Program(code, case.given.encode("utf-8", "surrogatepass"))) for case in cases]
-            for (i, _), runs in zip(jobs, _outcomes(self._with_limit(seconds), [job for _, job in jobs]), strict=True):
-                found[i] += runs
-        return found
+            outcomes = _run_with_retries(self._with_limit(seconds), [job for _, job in jobs])
+            for (i, _), runs in zip(jobs, outcomes, strict=True):
+                results[i] += runs
+        return results
 
     def _with_limit(self, seconds: float) -> Sandbox:
-        """The sandbox with this limit; it is opened, and its self-test run, when the first program comes."""
+        """Return the sandbox with this time limit; the first call opens it and runs its self-test."""
         limits = Limits(cpu=seconds, wall=WALL_PER_CPU * seconds)
         if self._sandbox is None:
             self._sandbox = Sandbox(level=self.level, limits=limits, workers=self.workers)
         return self._sandbox.with_limits(limits)
 
 
-def _outcomes(sandbox: Sandbox, jobs: Sequence[Program | Call]) -> list[list[RunResult]]:
-    """What each job gives; one that could not be started says nothing about its program, and is retried alone."""
+def _run_with_retries(sandbox: Sandbox, jobs: Sequence[Program | Call]) -> list[list[RunResult]]:
+    """Run jobs; a job that could not be started is retried alone, because it says nothing about its program."""
 
-    def run(some: Sequence[Program | Call]) -> list[list[RunResult]]:
-        return [runs if isinstance(runs, list) else [runs] for runs in sandbox.map(some)]
+    def run(batch: Sequence[Program | Call]) -> list[list[RunResult]]:
+        return [runs if isinstance(runs, list) else [runs] for runs in sandbox.map(batch)]
 
-    found = run(jobs)
+    results = run(jobs)
     for i, job in enumerate(jobs):
         for wait in (*RETRY_WAITS, None):
-            lost = next((one for one in found[i] if one.status == "sandbox"), None)
-            if lost is None:
+            failed = next((result for result in results[i] if result.status == "sandbox"), None)
+            if failed is None:
                 break
             if wait is None:
-                why = lost.stderr.decode("utf-8", "replace").strip()[:300]
+                reason = failed.stderr.decode("utf-8", "replace").strip()[:300]
                 raise SandboxError(
-                    f"a program could not be started in the sandbox, {len(RETRY_WAITS) + 1} times: {why}. Free memory "
-                    "or processes, and run the same command again."
+                    f"a program could not be started in the sandbox, {len(RETRY_WAITS) + 1} times: {reason}. Free "
+                    "memory or processes, and rerun the same command."
                 )
             time.sleep(wait)
-            (found[i],) = run([job])
-    return found
+            (results[i],) = run([job])
+    return results
 
 
-def _runnable(program: str, tests: ProgramTests) -> str:
-    """The program as it is run: after its prelude, and with a function that carries values in and out."""
-    # Compiled apart, since `from __future__ import …` must come first in its file.
+def _with_harness(program: str, tests: ProgramTests) -> str:
+    """Add the prelude to a program, and a function that converts arguments and results."""
+    # Compiled separately, because `from __future__ import …` must come first in its file.
     code = f"{tests.prelude}\nexec(compile({program!r}, 'program.py', 'exec'))\n" if tests.prelude else program
     if tests.function is None:
         return code
@@ -230,5 +231,5 @@ def _runnable(program: str, tests: ProgramTests) -> str:
 def _is_short(value: Any) -> bool:
     try:
         return len(json.dumps(value)) <= _SHORT
-    except RecursionError:  # nested so deeply that nobody reads it
+    except RecursionError:  # nested too deeply to compare in either process
         return True

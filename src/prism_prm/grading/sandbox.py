@@ -1,6 +1,6 @@
-"""Run programs that nobody has read: isolated, under limits, and with outcomes that no program can fake.
+"""Run untrusted programs: isolated, with limits, and with outcomes that no program can fake.
 
-`sandbox_policy` says what a program may do.
+`sandbox_policy` defines what a program may do.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from prism_prm.grading.sandbox_policy import (
 )
 from prism_prm.grading.sandbox_process import ProcessResult, run_process
 
-Status = Literal["ok", "timeout", "memory", "output", "error", "sandbox"]
-"""How a run ended: by itself; over the limit of time, memory or output; by an exception, a signal or an exit code other
-than 0; or without the program having been started, which says nothing about the program."""
+RunStatus = Literal["ok", "timeout", "memory", "output", "error", "sandbox"]
+"""How a run ended: by itself; at the limit of time, memory or output; by an exception, a signal or a nonzero exit code;
+or "sandbox" if the program could not be started, which says nothing about the program."""
 _NUM_SLOTS = 256
-"""Runs at the same time, each as a user of its own where the sandbox is started by root."""
+"""The maximum number of concurrent runs; under root, each has its own user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run with some standard input."""
+    """A program to run with the given standard input."""
 
     code: str
     stdin: str | bytes = b""
@@ -65,16 +65,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How one run or call ended. `ok` says that it ended by itself, never that its result is right."""
+    """How one run or call ended. `ok` means that it ended by itself, not that its result is right."""
 
-    status: Status
+    status: RunStatus
     stdout: bytes = b""
-    """What a program has printed; empty for calls"""
+    """The output of a program; empty for calls"""
     stderr: bytes = b""
     """The traceback and other messages"""
     seconds: float = 0.0
     value: Any = None
-    """What the function has returned, as a JSON value (a tuple comes as a list)"""
+    """The returned value, as JSON (a tuple becomes a list)"""
 
 
 class Sandbox:
@@ -86,7 +86,7 @@ class Sandbox:
         limits: Limits = Limits(),  # noqa: B008  frozen
         workers: int | None = None,
     ) -> None:
-        """Find the first level that works here, proved by a self-test; `auto` never means `none`."""
+        """Find the first level that passes a self-test on this machine; `auto` never means `none`."""
         if level not in ("auto", *LEVELS):
             raise SettingError("sandbox", level, f"must be one of auto, {', '.join(LEVELS)}")
         if reason := fault(workers, Count | None):
@@ -102,35 +102,35 @@ class Sandbox:
             try:
                 policy.check_machine(self.level)
                 self.refused = self_test(self)
-                """What the self-test has seen refused; nothing at level `none`"""
+                """What the self-test's program was not allowed to do; empty at level `none`"""
                 return
             except SandboxError as error:
                 reasons.append(f"\n- {self.level}: {error}")
         raise SandboxError(f"Programs cannot be run in isolation on this machine:{''.join(reasons)}")
 
     def with_limits(self, limits: Limits) -> Sandbox:
-        """The same sandbox with other limits; the self-test is not repeated."""
+        """Return the same sandbox with other limits, without repeating the self-test."""
         other = copy.copy(self)
         other.limits = limits
         return other
 
     def run(self, code: str, stdin: str | bytes = b"") -> RunResult:
         """Run a program with this standard input."""
-        given = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
-        ended = self._run_process(given, num_lines=1, code=code)
+        data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
+        ended = self._run_process(data, num_lines=1, code=code)
         seconds = ended.ended_at - ended.lines[0][0] if ended.lines else 0.0
         return RunResult(self._status(ended), bytes(ended.stdout), bytes(ended.stderr), seconds)
 
     def call(self, code: str, function: str, arguments: Sequence[list[Any]]) -> list[RunResult]:
         """Call a function of the program once for each list of arguments, in one process.
 
-        A call that ends the process (by its time) leaves those after it without a result: they get its status.
+        If a call ends the process (for example by a timeout), later calls are not made and get its status.
         """
         num_calls = len(arguments)
         calls = {"function": function, "arguments": json.dumps(list(arguments))}
         ended = self._run_process(b"", num_lines=num_calls + 2, num_calls=num_calls, code=code, **calls)
         status = self._status(ended)
-        # Without a report it is not ok.
+        # A call without a report is not ok.
         lost = RunResult("error" if status == "ok" else status, stderr=bytes(ended.stderr))
         loaded, *reports = [_reported(line) for _, line in ended.lines[1 : num_calls + 2]] or [lost]
         if loaded.status != "ok":
@@ -139,14 +139,14 @@ class Sandbox:
         runs = [dataclasses.replace(run, seconds=times[i + 1] - times[i]) for i, run in enumerate(reports)]
         if len(runs) < num_calls:
             runs.append(lost)
-            after = RunResult(lost.status, stderr=f"not called: call {len(runs)} has ended the process".encode())
+            after = RunResult(lost.status, stderr=f"not called: call {len(runs)} ended the process".encode())
             runs += [after] * (num_calls - len(runs))
         return runs
 
     def map(self, jobs: Iterable[Program | Call]) -> Iterator[RunResult | list[RunResult]]:
-        """Do the jobs on all workers; outcomes come in the jobs' order, and few jobs are read ahead.
+        """Run jobs on all workers; yields their outcomes in order, and reads few jobs ahead.
 
-        Closing the iterator stops what still runs.
+        Closing the iterator stops jobs that still run.
         """
 
         def do(job: Program | Call) -> RunResult | list[RunResult]:
@@ -187,13 +187,13 @@ class Sandbox:
         finally:
             self._slots.put(slot)
 
-    def _status(self, ended: ProcessResult) -> Status:
-        """How a process has ended, judged from outside."""
+    def _status(self, ended: ProcessResult) -> RunStatus:
+        """Determine how a process ended, from outside."""
         if not ended.lines:
             return "sandbox"
         if ended.ended_by != "itself":
             return ended.ended_by
-        # bubblewrap turns the signal that ended the program into an exit code.
+        # bubblewrap converts the signal that ended the program to an exit code.
         code = 128 - ended.exit_code if ended.exit_code < 0 else ended.exit_code
         if code == 128 + signal.SIGKILL and ended.ended_at - ended.lines[0][0] >= self.limits.cpu:
             return "timeout"
@@ -203,7 +203,7 @@ class Sandbox:
 
 
 def _reported(line: bytes) -> RunResult:
-    """What the process says about one call; anything other than a report is an error of the program."""
+    """Parse the report of one call; anything but a valid report is an error of the program."""
     try:
         status, value = json.loads(line)
     except (ValueError, RecursionError, TypeError):
@@ -211,7 +211,7 @@ def _reported(line: bytes) -> RunResult:
     if status == "ok":
         return RunResult(status, value=value)
     if status not in ("memory", "error"):
-        status, value = "error", "what was written in place of a result cannot be read"
+        status, value = "error", "the result cannot be read"
     return RunResult(status, stderr=str(value).encode("utf-8", "surrogatepass"))
 
 
@@ -260,17 +260,17 @@ print("could" if "PRISM_CANARY" in os.environ else "could not", "see your enviro
 print("done", sys.stdin.readline().strip())
 """
 _HARMLESS = "input()\nprint('done', input())"
-"""What is tried without isolation, where the probe would succeed."""
+"""The self-test without isolation, where the probe would do harm."""
 
 
 def self_test(sandbox: Sandbox) -> list[str]:
-    """What the probe could not do; anything it could do, and any end but its normal one, refutes the level."""
+    """Run the probe and list what it could not do. Raises if it could do anything, or did not end normally."""
     word = os.urandom(8).hex()
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         if sandbox.level != "none":
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                listener.bind(f"/proc/self/fd/{descriptor}/socket")  # short, however long the folder's own path is
+                listener.bind(f"/proc/self/fd/{descriptor}/socket")  # short, however long the folder's path is
                 os.chmod("socket", 0o777, dir_fd=descriptor)
             except OSError as error:
                 raise SandboxError(f"no socket can be made in {folder} ({error}): set TMPDIR to a local one") from None
@@ -279,23 +279,23 @@ def self_test(sandbox: Sandbox) -> list[str]:
         canary = Path(folder) / "canary"
         canary.write_text(word, encoding="utf-8")
         for path in (Path(folder), canary):
-            path.chmod(0o777)  # only the sandbox stands in the way
+            path.chmod(0o777)  # only the sandbox restricts access
         os.environ["PRISM_CANARY"] = word
         try:
             run = sandbox.run(_HARMLESS if sandbox.level == "none" else _PROBE, f"{folder}\n{word}\n")
         finally:
             del os.environ["PRISM_CANARY"]
-    *found, last = run.stdout.decode(errors="replace").split("\n")[:-1] or [""]
+    *attempts, last = run.stdout.decode(errors="replace").split("\n")[:-1] or [""]
     if run.status != "ok" or last != f"done {word}":
         lines = run.stderr.decode(errors="replace").strip().splitlines()
         raise SandboxError(f"the self-test did not run ({run.status}): {lines[-1] if lines else 'no message'}")
-    if could := [line for line in found if not line.startswith("could not ")]:
+    if could := [line for line in attempts if not line.startswith("could not ")]:
         raise SandboxError(f"the self-test's program {', '.join(could)}")
-    return [line.removeprefix("could not ") for line in found]
+    return [line.removeprefix("could not ") for line in attempts]
 
 
 def main() -> int:
-    """Exit with 0 if programs can be run in isolation."""
+    """Report which levels work; returns 0 if programs can be run in isolation."""
     who = f"root; programs run as users from {FIRST_USER} on" if os.geteuid() == 0 else f"user {os.getuid()}"
     print(f"{platform.machine()}, landlock ABI {landlock_abi()}, {who}, interpreter {interpreter()}")
     working = []

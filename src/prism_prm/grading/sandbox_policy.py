@@ -1,7 +1,7 @@
-"""The sandbox's policy: what a program may use and read, as which user it runs, and which system calls it may make.
+"""The sandbox's policy: limits, readable files, the user a program runs as, and the allowed system calls.
 
-No network, no other processes, no change of files, no signals to others, nothing that inspects processes, and nothing
-that later kernels will add. `sandbox_child` applies the policy in the new process, before the program starts.
+No network, no other processes, no changes to files, no signals to others, no inspection of processes, and no system
+calls that later kernels add. `sandbox_child` applies the policy in the new process, before the program starts.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from prism_prm.grading.sandbox_child import CREATE_RULESET
 LEVELS = ("bubblewrap", "landlock", "none")
 """From the strongest isolation to none."""
 WALL_PER_CPU = 4
-"""Seconds on the clock for each of CPU time. The clock ends programs that sleep; a program that computes must not fail
-because others use the cores."""
+"""Wall-clock seconds per second of CPU time. The wall clock ends programs that sleep; a program that computes must not
+fail because the machine is busy."""
 FIRST_USER = 60_600
-"""As root, programs run as users from here on, one for each of the runs at a time; no distribution assigns them."""
+"""Under root, programs run as users from this id on, one per concurrent run; no distribution assigns these ids."""
 NUM_USERS = 512
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
-"""The program's whole environment; sets have the same order in every run."""
+"""The program's whole environment; the hash seed gives sets the same order in every run."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _MOUNT_POINTS = ("/mnt", "/media", "/srv")
-"""Where root mounts an interpreter that others cannot read; only the sandbox's processes see that mount."""
+"""Mount points for an interpreter that only root can read; only the sandbox's processes see the mount."""
 _PREFIX = os.path.realpath(sys.base_prefix)
 
 
 class SandboxError(PrismError):
-    """No sandbox of the requested level works on this machine; the message says what to install."""
+    """No sandbox of the requested level works on this machine; the message names what to install."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may use; times hold for each run and for each call of a function."""
+    """Resource limits of a program; times apply to each run and to each call of a function."""
 
     cpu: Positive = 6.0
     """CPU time in seconds"""
     wall: Positive = 6.0 * WALL_PER_CPU
-    """Elapsed time in seconds, counted from the program's start"""
+    """Elapsed time in seconds, from the program's start"""
     memory_mb: Annotated[int, Range(64)] = 1024
-    """Address space in MiB, the interpreter's own included (about 30)"""
+    """Address space in MiB, including the interpreter's own (about 30)"""
     output_mb: Count = 16
-    """Standard output and error together in MiB; for calls, the results too"""
+    """Standard output and error together in MiB; for calls, including the results"""
     threads: Count = 32
-    """Threads at once; further processes are never allowed"""
+    """Concurrent threads; further processes are never allowed"""
     files: Annotated[int, Range(16)] = 64
-    """Open files at once; files can only be read, so their size needs no limit"""
+    """Open files; files can only be read, so their size needs no limit"""
 
     def __post_init__(self) -> None:
         check(self)
@@ -65,13 +65,13 @@ class Limits:
 
 @functools.cache
 def interpreter() -> str:
-    """This interpreter, outside of any virtual environment."""
+    """Return the path of this interpreter, outside of any virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @functools.cache
 def readable_paths() -> tuple[str, ...]:
-    """What a program may read: the interpreter, its library, and the system's shared libraries."""
+    """List the paths that a program may read: the interpreter, its library, and the system's shared libraries."""
     folders = [f"{_PREFIX}/lib", f"{_PREFIX}/lib64", "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     paths = [interpreter(), *folders, "/etc/ld.so.cache"]
     return tuple(dict.fromkeys(path for path in paths if os.path.exists(path)))
@@ -86,13 +86,13 @@ def _is_public(path: str) -> bool:
 
 @functools.cache
 def landlock_abi() -> int:
-    """The version of landlock in this kernel; 0 if it has none."""
-    found: int = ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
-    return max(found, 0)
+    """Return the version of landlock in this kernel; 0 if it has none."""
+    version: int = ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    return max(version, 0)
 
 
 def check_machine(level: str) -> None:
-    """Refuse a level that cannot work here, with the remedy."""
+    """Raise if a level cannot work on this machine, with the remedy."""
     if sys.platform != "linux":
         raise SandboxError(f"the sandbox needs Linux; this is {sys.platform}")
     if level == "none":
@@ -109,15 +109,15 @@ def check_machine(level: str) -> None:
 
 
 def user_of_slot(slot: int) -> int:
-    """Who runs the program; runs at the same time have different slots.
+    """Return the id of the user that runs the program; concurrent runs have different slots.
 
-    Two processes seldom share a user: the kernel counts threads by user.
+    Two processes rarely share a user, because the kernel counts threads by user.
     """
     return FIRST_USER + (16 * os.getpid() + slot) % NUM_USERS if os.geteuid() == 0 else os.getuid()
 
 
 def start(level: str, user: int) -> tuple[list[str], dict[str, Any] | None]:
-    """The command that starts the interpreter as this user, and what the new process gives up; None: nothing."""
+    """Return the command that starts the interpreter as this user, and how the child confines itself (None: not)."""
     command = [interpreter()]
     is_root = os.geteuid() == 0
     if level == "none":
@@ -134,22 +134,22 @@ def start(level: str, user: int) -> tuple[list[str], dict[str, Any] | None]:
     drop = [_tool("setpriv"), f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     if all(map(_is_public, (interpreter(), f"{_PREFIX}/lib"))):
         return [*drop, *_bubblewrap(_PREFIX), *command], confine
-    # Root's own mounts first: an interpreter in a private home is mounted where the unprivileged user can read it.
+    # First, as root, mount an interpreter in a private home where the unprivileged user can read it.
     public = next((point for point in _MOUNT_POINTS if os.path.isdir(point)), "/tmp")
     outer = [_tool("bwrap"), "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", _PREFIX, public]
     return [*outer, *drop, *_bubblewrap(public), *command], confine
 
 
 def _tool(name: str) -> str:
-    """The full path of a program: the sandbox's environment has no PATH."""
-    found = shutil.which(name)
-    assert found, f"{name} was there when the level was chosen"
-    return found
+    """Return the full path of a program, because the sandbox's environment has no PATH."""
+    path = shutil.which(name)
+    assert path, f"check_machine found {name}"
+    return path
 
 
 @functools.cache
 def _bubblewrap(source: str) -> tuple[str, ...]:
-    """The command up to the program's own; outside, the interpreter's folder is at `source`."""
+    """Return the bwrap command before the program's own; outside, the interpreter's folder is at `source`."""
     command = [_tool("bwrap"), "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
     command += ["--cap-drop", "ALL", "--as-pid-1"]
     if "--disable-userns" in subprocess.run([_tool("bwrap"), "--help"], capture_output=True, text=True).stdout:
@@ -167,17 +167,16 @@ def _bubblewrap(source: str) -> tuple[str, ...]:
 
 
 def resource_limits(level: str, limits: Limits, num_calls: int, user: int) -> dict[str, int]:
-    """Names in `resource` → limits. The CPU limit has room for all calls; the parent limits each of them.
+    """Map names in `resource` to limits. The CPU limit covers all calls; the parent limits each of them.
 
-    The kernel counts the user's threads elsewhere too, but starts afresh in bubblewrap's namespace, which has one
-    process.
+    The kernel counts all threads of the user, but from zero in bubblewrap's namespace, which has one process.
     """
     cpu = math.ceil(limits.cpu * (num_calls + 1)) + 1
-    found = {"RLIMIT_CPU": cpu, "RLIMIT_AS": limits.memory_mb << 20, "RLIMIT_NOFILE": limits.files, "RLIMIT_CORE": 0}
+    values = {"RLIMIT_CPU": cpu, "RLIMIT_AS": limits.memory_mb << 20, "RLIMIT_NOFILE": limits.files, "RLIMIT_CORE": 0}
     if level != "none":
         others = 1 if level == "bubblewrap" else _num_threads(user)
-        found |= {"RLIMIT_NPROC": others + limits.threads, "RLIMIT_FSIZE": 0, "RLIMIT_MSGQUEUE": 0}
-    return found
+        values |= {"RLIMIT_NPROC": others + limits.threads, "RLIMIT_FSIZE": 0, "RLIMIT_MSGQUEUE": 0}
+    return values
 
 
 def _num_threads(user: int) -> int:
@@ -233,15 +232,15 @@ AARCH64 = {
 }
 # fmt: on
 MACHINES = {"x86_64": (0xC000003E, X86_64), "aarch64": (0xC00000B7, AARCH64)}
-"""`platform.machine()` → the kernel's word for the architecture, and the numbers of the permitted calls."""
+"""`platform.machine()` → the kernel's id of the architecture, and the numbers of the allowed calls."""
 
 OWN_PID = -1
-"""Stands for the program's process id, which is known only inside."""
+"""Stands for the program's process id, which is known only in the child."""
 _EPERM, _ENOSYS = 1, 38
 ALLOW, KILL, REFUSE, NOT_THERE = 0x7FFF0000, 0x80000000, 0x00050000 | _EPERM, 0x00050000 | _ENOSYS
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _MASK, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _X32 = 0x40000000
-"""From here on x86_64 has a second numbering of the same calls."""
+"""The first number of x32, a second numbering of the calls on x86_64."""
 _O_TRUNC, _O_ACCMODE, _CLONE_THREAD = 0o1000, 3, 0x10000
 
 ARGUMENTS = {
@@ -249,13 +248,13 @@ ARGUMENTS = {
     "tgkill": (0, (OWN_PID,)),
     "prlimit64": (0, (0, OWN_PID)),
     "socketpair": (0, (1,)),  # AF_UNIX; asyncio needs one
-    "sendto": (5, (0,)),  # only to the other end of a pair: an address could be that of any socket outside
+    "sendto": (5, (0,)),  # only to the other end of a pair: an address could be any socket outside
     "prctl": (0, (15, 16)),  # the thread's name
     # Not F_SETOWN and F_SETSIG, which let the kernel send any signal to another process.
     "fcntl": (1, (0, 1, 2, 3, 4, 1030, 1032)),  # duplicate, get and set flags, size of a pipe
     "ioctl": (1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),  # is it a terminal, bytes to read, flags
 }
-"""Calls permitted for some values of one argument: its place, and the values."""
+"""Calls that are allowed only for some values of one argument: its position, and the values."""
 
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, value."""
@@ -263,29 +262,29 @@ Instruction = tuple[int, int, int, int]
 
 @functools.cache
 def system_call_filter(machine: str) -> tuple[Instruction, ...]:
-    """The seccomp filter: it permits the machine's listed calls and refuses all others."""
+    """Build the seccomp filter: it allows the machine's listed calls and refuses all others."""
     word, numbers = MACHINES[machine]
     program: list[Instruction] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, word), (_RETURN, 0, 0, KILL), (_LOAD, 0, 0, 0)]
     if machine == "x86_64":
         program += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, KILL)]
     for name, number in numbers.items():
-        rule = _rule(name)  # it ends by returning, so that no jump is long
+        rule = _rule(name)  # ends with a return, so that all jumps are short
         program += [(_EQUAL, 0, len(rule), number), *rule]
     return (*program, (_RETURN, 0, 0, REFUSE))
 
 
 def _rule(name: str) -> list[Instruction]:
-    """What happens to a listed call."""
+    """Return the instructions for a listed call."""
     allow, refuse = (_RETURN, 0, 0, ALLOW), (_RETURN, 0, 0, REFUSE)
 
     def load_argument(place: int) -> Instruction:
         return _LOAD, 0, 0, 16 + 8 * place  # the lower half; the kernel ignores the upper half of int arguments
 
-    if name == "clone3":  # its flags are in memory, where no filter can look; libraries then fall back to clone
+    if name == "clone3":  # a filter cannot read its flags, which are in memory; libraries fall back to clone
         return [(_RETURN, 0, 0, NOT_THERE)]
     if name == "clone":  # threads only
         return [load_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), allow, refuse]
-    if name in ("open", "openat"):  # older versions of landlock let a file be truncated that is opened for reading
+    if name in ("open", "openat"):  # older versions of landlock allow truncating a file opened for reading
         flags = load_argument(1 if name == "open" else 2)
         writes = [(_MASK, 0, 0, _O_ACCMODE), (_EQUAL, 2, 0, 1), (_EQUAL, 1, 0, 2)]
         return [flags, (_ANY_BIT, 0, 4, _O_TRUNC), *writes, refuse, allow]

@@ -1,4 +1,4 @@
-"""One sandboxed process from start to end: feed it, read its output up to the limits, keep the clock, and end it."""
+"""Run one sandboxed process: feed it, read its output up to the limits, enforce time limits, and end it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from prism_prm.grading.sandbox_policy import ENVIRONMENT, Limits
 
 _ADD_SEALS, _ALL_SEALS = 1033, 15
 _START_SECONDS = 20.0
-"""How long a process may take to be ready on a busy machine."""
+"""The maximum time until a process is ready, on a busy machine."""
 _CLOSE_SECONDS = 1.0
-"""How soon the pipes must close once the process has ended."""
+"""The maximum time until the pipes close after the process has ended."""
 _MAX_POLL, _MIN_POLL = 0.2, 0.01
-"""Seconds between looks at whether to stop: at most, and at least where little CPU time is left."""
+"""Seconds between checks whether to stop; the minimum applies when little CPU time is left."""
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group."""
 _CHUNK = 1 << 16
@@ -45,56 +45,56 @@ names["main"](job)
 
 @dataclass(slots=True)
 class ProcessResult:
-    """What a process has left."""
+    """The output and exit status of a process."""
 
     ended_by: Literal["itself", "timeout", "output"] = "itself"
     exit_code: int = 0
-    """Negative: the signal that ended it"""
+    """If negative, the signal that ended it"""
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
     lines: list[tuple[float, bytes]] = field(default_factory=list)
-    """What it has reported, and when; the first says that it is ready"""
+    """Its reports with their times; the first one says that it is ready"""
     ended_at: float = 0.0
 
 
 def run_process(
     command: Sequence[str], job: dict[str, Any], stdin: bytes, *, limits: Limits, num_lines: int, stop: threading.Event
 ) -> ProcessResult:
-    """Run the child's `main` on a job, in the interpreter that `command` starts, to its end.
+    """Run the child's `main` on a job to its end, in the interpreter that `command` starts.
 
     It may take `limits.wall` seconds, or `limits.cpu` of CPU time, after each of its first `num_lines` reports. The
     report counts as output. Setting `stop` ends it with an `InterruptedError`.
     """
     with contextlib.ExitStack() as reading:
-        names, held = {}, []
+        names, child_ends = {}, []
         try:
-            # A pipe could be opened through /proc and read by the program, which would then seem never to have started.
-            mine, its = socket.socketpair()
-            held.append(its.detach())
-            names[reading.enter_context(mine).fileno()] = "report"
-            mine.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            # A socket, because the program could open a pipe through /proc and read its own report.
+            receiver, sender = socket.socketpair()
+            child_ends.append(sender.detach())
+            names[reading.enter_context(receiver).fileno()] = "report"
+            receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             for name in ("stdout", "stderr"):
                 read, write = os.pipe2(os.O_CLOEXEC)
-                held.append(write)
+                child_ends.append(write)
                 names[reading.enter_context(open(read, "rb", buffering=0)).fileno()] = name
-                os.fchmod(read, 0o222)  # the unprivileged user too may open `/dev/stdout`, to write
-            report, stdout, stderr = held
+                os.fchmod(read, 0o222)  # lets the unprivileged user open `/dev/stdout` for writing
+            report, stdout, stderr = child_ends
             for content in (stdin, marshal.dumps((_child_code(), {**job, "report": report}))):
                 file = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-                held.append(file)
+                child_ends.append(file)
                 with open(file, "wb", closefd=False) as writer:
                     writer.write(content)
                 os.lseek(file, 0, os.SEEK_SET)
-                fcntl.fcntl(file, _ADD_SEALS, _ALL_SEALS)  # nobody can change it any more
-            *_, its_stdin, its_job = held
+                fcntl.fcntl(file, _ADD_SEALS, _ALL_SEALS)  # makes it read-only
+            *_, child_stdin, child_job = child_ends
             process = subprocess.Popen(
-                [*command, "-P", "-s", "-S", "-c", _BOOT.format(its_job)], stdin=its_stdin, stdout=stdout,
-                stderr=stderr, pass_fds=(its_job, report), start_new_session=True, cwd="/", env=ENVIRONMENT,
+                [*command, "-P", "-s", "-S", "-c", _BOOT.format(child_job)], stdin=child_stdin, stdout=stdout,
+                stderr=stderr, pass_fds=(child_job, report), start_new_session=True, cwd="/", env=ENVIRONMENT,
             )  # fmt: skip
         finally:
-            for descriptor in held:
+            for descriptor in child_ends:
                 os.close(descriptor)
-        return _Watcher(process, mine, names, limits, num_lines, stop).watch_to_the_end()
+        return _Watcher(process, receiver, names, limits, num_lines, stop).watch()
 
 
 @functools.cache
@@ -105,7 +105,7 @@ def _child_code() -> CodeType:
 
 @dataclass(slots=True, eq=False)
 class _Watcher:
-    """Reads a process's pipes until it has ended or must be."""
+    """Reads a process's pipes until it ends, or ends it at a limit."""
 
     process: subprocess.Popen[bytes]
     report: socket.socket
@@ -116,9 +116,9 @@ class _Watcher:
     stop: threading.Event
     result: ProcessResult = field(default_factory=ProcessResult)
     program: int = 0
-    """The process that reports: bubblewrap starts it as a child of its own."""
+    """The id of the process that reports; bubblewrap starts it as its child."""
     handle: int | None = None
-    """Its descriptor, which is never that of another process."""
+    """Its pidfd, which never refers to another process."""
     cpu_before: float = 0.0
     """CPU seconds up to the last reported line."""
     unread: list[bytes] = field(default_factory=list)
@@ -126,7 +126,7 @@ class _Watcher:
     deadline: float = field(default_factory=lambda: time.monotonic() + _START_SECONDS)
     selector: selectors.BaseSelector = field(default_factory=lambda: selectors.DefaultSelector())
 
-    def watch_to_the_end(self) -> ProcessResult:
+    def watch(self) -> ProcessResult:
         for pipe in self.names:
             os.set_blocking(pipe, False)
             self.selector.register(pipe, selectors.EVENT_READ)
@@ -136,7 +136,7 @@ class _Watcher:
                 self.selector.register(end, selectors.EVENT_READ)
                 try:
                     while result.ended_by == "itself":
-                        # Measured before reading: if no line is read now, all of it was used for what is not reported.
+                        # Measured before reading: if no line comes now, all of it was spent on the unreported call.
                         spent, known = self.cpu_seconds() - self.cpu_before, len(result.lines)
                         if end.fileno() in self.read(self.limits.cpu - spent):
                             break
@@ -152,7 +152,7 @@ class _Watcher:
                     self.kill_program(end.fileno())
                 self.selector.unregister(end)
         finally:
-            # It is not yet waited for, so its number cannot be another's, and whoever it has left behind goes with it.
+            # The process is not reaped yet, so its id is still its own; the signal also ends its descendants.
             os.killpg(self.process.pid, signal.SIGKILL)
             result.exit_code = self.process.wait()
         self.deadline = time.monotonic() + _CLOSE_SECONDS
@@ -162,13 +162,13 @@ class _Watcher:
             result.ended_by = "output"
         self.selector.close()
         if not result.lines:
-            late = f"not ready within {_START_SECONDS:g} s"
-            why = late if result.ended_by == "timeout" else f"ended with code {result.exit_code} before it was ready"
-            result.stderr[:0] = f"the process {why}\n".encode()
+            late = f"was not ready within {_START_SECONDS:g} s"
+            reason = late if result.ended_by == "timeout" else f"ended with code {result.exit_code} before it was ready"
+            result.stderr[:0] = f"the process {reason}\n".encode()
         return result
 
     def kill_program(self, end: int) -> None:
-        """End the program itself first: bubblewrap then waits for its own children, which nobody else may do."""
+        """Kill the program itself first, so that bubblewrap can reap its own children, which only it may do."""
         if self.handle is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -179,21 +179,21 @@ class _Watcher:
             pass
 
     def cpu_seconds(self) -> float:
-        """CPU seconds of the program, by the kernel's clock of it: the program's own limits do not matter."""
+        """Return the program's CPU seconds by the kernel's clock, which the program cannot influence."""
         try:
             return time.clock_gettime(~self.program << 3 | 2) if self.program else 0.0
         except OSError:  # it has ended
             return self.cpu_before
 
     def read(self, seconds: float = _MAX_POLL) -> set[int]:
-        """Wait until something can be read, at most so long and to the deadline; read it and return what was ready."""
+        """Wait for output, at most this long and until the deadline; read it and return the ready descriptors."""
         left = max(0.0, self.deadline - time.monotonic())
         ready = {key.fd for key, _ in self.selector.select(min(left, max(seconds, _MIN_POLL), _MAX_POLL))}
         for pipe in ready & set(self.names):
             is_report = self.names[pipe] == "report"
             try:
                 chunk = self.receive() if is_report else os.read(pipe, _CHUNK)
-            except BlockingIOError:  # a program that may read everything has taken it back
+            except BlockingIOError:  # a program with enough rights has read it back
                 continue
             if not chunk:
                 self.selector.unregister(pipe)
@@ -205,7 +205,7 @@ class _Watcher:
         return ready
 
     def receive(self) -> bytes:
-        """A chunk of the report, which the kernel signs with the number of its writer."""
+        """Receive a chunk of the report, to which the kernel attaches its writer's process id."""
         chunk, signed, *_ = self.report.recvmsg(_CHUNK, socket.CMSG_SPACE(_CREDENTIALS.size))
         if chunk and not self.program:
             self.program, *_ = _CREDENTIALS.unpack(signed[0][2])
@@ -214,7 +214,7 @@ class _Watcher:
         return chunk
 
     def take_lines(self, chunk: bytes) -> None:
-        """Keep whole lines of the report, each of which restarts the clock, and one line more, which does not."""
+        """Store complete lines of the report, each of which restarts the clock, and one more, which does not."""
         lines = self.result.lines
         if len(lines) > self.num_lines:
             return

@@ -1,6 +1,6 @@
-"""Python values as JSON and back: tuples, sets and numbers that JSON cannot hold keep their type.
+"""Convert Python values to JSON and back: tuples, sets and numbers that JSON cannot represent keep their type.
 
-The source of this file also runs inside the sandbox, beside the program, so it uses only the standard library.
+The source of this file also runs inside the sandbox, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MAX_JSON = 2**53
-"""Larger integers are written as strings: not every JSON reader keeps them exact."""
+"""Larger integers are written as strings, because some JSON readers round them."""
 
 
 class Unknown:
@@ -34,7 +34,7 @@ class Unknown:
 
 
 def encode(value: Any) -> Any:
-    """The value as JSON: lists stand for themselves; every other container becomes its type and items."""
+    """Convert a value to JSON: lists stay lists; every other container becomes its type and items."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -46,7 +46,7 @@ def encode(value: Any) -> Any:
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
             items = [encode(item) for item in value]
-            # Every process orders sets its own way; equal sets must have equal encodings.
+            # The order of sets differs between processes, but equal sets must have equal encodings.
             return {kind.__name__: items if kind is tuple else sorted(items, key=repr)}
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
@@ -58,7 +58,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The inverse of `encode`."""
+    """Invert `encode`."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""Models that score steps: language models, packed trees, PRM families, sessions."""
+"""Models that score steps: language models, packed trees, PRM families and sessions."""

@@ -1,16 +1,16 @@
-"""The attention of our models: which kernel a model runs, what its layers may see, and two kernels of our own.
+"""Attention kernels: select one, build its masks, and two kernels of our own.
 
-`tree_attention`, for packed trees on CPUs: in a packed tree a token sees its own path, a small part of the row, but a
-dense mask pays for the whole row. Here each block of neighboring queries gathers the keys that any of them sees and
-runs ordinary SDPA on those, so the work is tokens × path and not tokens × row. The numbers are those of the dense mask.
-GPUs have flex attention for this.
+`tree_attention` is for packed trees on CPUs. In a packed tree a token sees only its own path, a small part of the row,
+but a dense mask costs work for the whole row. This kernel gathers, for each block of neighboring queries, the keys that
+any of them sees, and runs ordinary SDPA on those. The work is tokens × path instead of tokens × row; the result is the
+same. On GPUs, flex attention does this.
 
-`shared_attention`, for rows that continue the same texts: a context's key/values are held, and read, once for all its
-rows. The softmax over a row's context and its own tokens is computed in two parts, which are joined by their maxima and
-sums. For the part over contexts the queries of all rows of a context are one matrix.
+`shared_attention` is for rows that continue the same texts. It stores and reads a context's key/values once for all its
+rows. The softmax is computed in two parts, over the context and over the row's own tokens, and combined by their maxima
+and sums. For the context part, the queries of all its rows form one matrix.
 
-Shapes: B rows, L tokens of a row, Q queries of a block, K keys that they see, N key/value heads, D head size,
-C contexts, S slots (rows that a context can have), H heads, G = H / N, T columns of memory.
+Shapes: B rows, L tokens of a row, Q queries of a block, K visible keys, N key/value heads, D head size,
+C contexts, S slots (rows per context), H heads, G = H / N, T columns of memory.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from prism_prm.errors import ConfigError, ModelError
 
 Attention = Literal["sdpa", "flex"]
 ATTENTION: dict[str, str] = {"sdpa": "prism_sdpa", "flex": "flex_attention"}
-"""Our name of an attention kernel → its name in a config."""
+"""The name of an attention kernel in settings → its name in a config."""
 SHARED = "prism_shared"
-"""The config's name of `shared_attention`, which policies run."""
+"""The name of `shared_attention` in a config; policies use it."""
 BLOCK = 128
-"""Queries per block of `tree_attention`: wider ones see more than they need, narrower ones make small products."""
+"""Queries per block of `tree_attention`: larger blocks gather unneeded keys, smaller ones make small matrices."""
 FLEX_BLOCK = 128
-"""Flex attention works in blocks of this many tokens; rows are padded to whole blocks."""
+"""The block size of flex attention; rows are padded to whole blocks."""
 SPARE = 32
-"""Columns that `Columns` adds at least."""
+"""`Columns` grows by at least this many columns."""
 
 
 def check_attention(name: str) -> str:
-    """transformers' name of an attention kernel."""
+    """Check the name of an attention kernel and return transformers' name of it."""
     if name not in ATTENTION:
         raise ConfigError(f"attn={name!r} is not one of {sorted(ATTENTION)}")
     return ATTENTION[name]
 
 
 def kernel_of(config: Any) -> str | None:
-    """transformers' name of the attention that a config's model runs."""
+    """Return transformers' name of the attention that a config selects."""
     kernel: str | None = config._attn_implementation
     return kernel
 
 
 def set_kernel(config: Any, kernel: str | None) -> None:
-    """Let a config's model run another attention.
+    """Select the attention of a config's model.
 
-    Only here is transformers' private attribute written: its public setter walks through all modules of a model, and
-    sessions switch with every pass.
+    This writes a private attribute of transformers, and only here: the public setter walks through all modules of a
+    model, and sessions switch with every pass.
     """
     config._attn_implementation = kernel
 
@@ -77,7 +77,7 @@ def using_kernel(config: Any, kernel: str) -> Iterator[None]:
 
 
 def attention_windows(backbone: Any) -> dict[str, int | None]:
-    """Kind of attention layer → its sliding window (None: sees everything); an error where masks cannot be ours."""
+    """Map each kind of attention layer to its sliding window (None: full). Raises if the model cannot be packed."""
     config = backbone.config
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {"full_attention", "sliding_attention"}:
@@ -88,7 +88,7 @@ def attention_windows(backbone: Any) -> dict[str, int | None]:
         raise ModelError(f"{config.model_type}: the model takes no position_ids, so its trees cannot be packed")
     rope = getattr(config, "rope_parameters", None) or {}
     by_kind = [value for value in rope.values() if isinstance(value, dict)]
-    for kind in (some.get("rope_type") for some in (rope, *by_kind)):
+    for kind in (parameters.get("rope_type") for parameters in (rope, *by_kind)):
         if kind in ("dynamic", "longrope"):
             raise ModelError(f"{config.model_type}: rope type {kind!r} makes scores depend on the rest of the batch")
     window = getattr(config, "sliding_window", None)
@@ -99,7 +99,7 @@ def attention_windows(backbone: Any) -> dict[str, int | None]:
 
 
 def dense_mask(end_BL: Tensor, positions_BL: Tensor, window: int | None) -> Tensor:
-    """The (B, 1, L, L) mask: q sees k iff k ≤ q < end[k], and in a sliding window iff pos_q − pos_k < window."""
+    """Build the (B, 1, L, L) mask: q sees k iff k ≤ q < end[k], and with a sliding window pos_q − pos_k < window."""
     at_L = torch.arange(end_BL.shape[1], device=end_BL.device)
     seen_BLL = (at_L[None, None, :] <= at_L[None, :, None]) & (at_L[None, :, None] < end_BL[:, None, :])
     if window is not None:
@@ -108,7 +108,7 @@ def dense_mask(end_BL: Tensor, positions_BL: Tensor, window: int | None) -> Tens
 
 
 def block_mask(end_BL: Tensor, positions_BL: Tensor, window: int | None) -> Any:
-    """The same rule as a block mask for flex attention."""
+    """Build the same mask as a block mask for flex attention."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG001
@@ -121,7 +121,7 @@ def block_mask(end_BL: Tensor, positions_BL: Tensor, window: int | None) -> Any:
 
 @contextmanager
 def eager_flex() -> Iterator[None]:
-    """Flex attention without its compiler: on CPUs torch 2.13 writes C++ for it that does not compile."""
+    """Run flex attention without its compiler: on CPUs torch 2.13 generates C++ that does not compile."""
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         yield
@@ -129,31 +129,31 @@ def eager_flex() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Neighboring queries of one row and what they see."""
+    """Neighboring queries of one row, and the keys that they see."""
 
     start: int
     stop: int
     seen_K: Tensor | None
-    """The keys' columns; None: the first `stop` ones."""
+    """The columns of the keys; None: the first `stop` columns."""
     mask_QK: Tensor
-    """To be added to the products."""
+    """An additive mask."""
 
 
 RowBlocks = list[list[Block]]
-"""For each row its blocks, in order."""
+"""The blocks of each row, in order."""
 
 
 def ticket(number: int, dtype: torch.dtype) -> Tensor:
-    """What a model gets as the mask of one kind of its layers: its width tells the attention whose blocks to take.
+    """Make a placeholder mask for one kind of layer; its width tells `tree_attention` which blocks to use.
 
-    Masks are what every architecture chooses by layer; not all of them tell their attention the layer's window. A
-    model that used it as a mask would get NaN.
+    Every architecture passes the mask of the layer's kind to its attention, but not every one passes the layer's
+    window. A model that used the placeholder as a real mask would return NaN.
     """
     return torch.full((1, 1, 1, 1 + number), torch.nan, dtype=dtype)
 
 
 def visible_blocks(end_BL: Tensor, positions_BL: Tensor, window: int | None, dtype: torch.dtype) -> RowBlocks:
-    """Which keys each block sees: k ≤ q < end[k], and in a sliding window position_q − position_k < window."""
+    """Find the keys that each block sees: k ≤ q < end[k], and with a sliding window pos_q − pos_k < window."""
     rows: RowBlocks = []
     for ends_L, positions_L in zip(end_BL, positions_BL, strict=True):
         blocks = []
@@ -183,9 +183,9 @@ def tree_attention(
     tree_blocks: Sequence[RowBlocks] | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: (B, N, L, D) → (B, L, N, D); without `tree_blocks` it is plain SDPA.
+    """Implement transformers' attention interface, (B, N, L, D) → (B, L, N, D); plain SDPA without `tree_blocks`.
 
-    With them, one for each kind of layer, the mask is a `ticket`.
+    `tree_blocks` has the blocks of each kind of layer; the mask is then a `ticket`.
     """
     if tree_blocks is None:
         options = {"dropout": dropout, "scaling": scaling, **others}
@@ -194,15 +194,15 @@ def tree_attention(
         raise ModelError(f"{type(module).__name__} does not pass on its attention mask, so it cannot be packed")
     repeats = query.shape[1] // key.shape[1]
 
-    def seen(kept_1NLD: Tensor, block: Block) -> Tensor:
-        kept = kept_1NLD[:, :, : block.stop] if block.seen_K is None else kept_1NLD.index_select(2, block.seen_K)
-        return kept if repeats == 1 else kept.repeat_interleave(repeats, dim=1)
+    def gather(states_1NLD: Tensor, block: Block) -> Tensor:
+        seen = states_1NLD[:, :, : block.stop] if block.seen_K is None else states_1NLD.index_select(2, block.seen_K)
+        return seen if repeats == 1 else seen.repeat_interleave(repeats, dim=1)
 
     rows = []
     for row, blocks in enumerate(tree_blocks[attention_mask.numel() - 1]):
         pieces = []
         for block in blocks:
-            keys, values = (seen(kept[row : row + 1], block) for kept in (key, value))
+            keys, values = (gather(states[row : row + 1], block) for states in (key, value))
             queries = query[row : row + 1, :, block.start : block.stop]
             mask = block.mask_QK.to(query.dtype)[None, None]
             pieces.append(scaled_dot_product_attention(queries, keys, values, mask, dropout, scale=scaling))
@@ -211,26 +211,26 @@ def tree_attention(
 
 
 class Columns(Cache):  # type: ignore[misc]
-    """The key/values of a batch in one piece of memory, which new tokens are written into.
+    """A KV cache of a batch in one preallocated tensor; new tokens are written in place.
 
-    All rows have the same number of columns, `length`. transformers' own cache is copied whole for every token.
+    All rows have the same number of columns, `length`. transformers' own cache is copied for every token.
     """
 
     def __init__(self, num_layers: int, memory: Tensor | None = None, length: int = 0) -> None:
         super().__init__(layers=[])
         self.num_layers = num_layers
         self.memory = memory
-        """(layers, 2, B, N, T, D); without one it is made when something is written."""
+        """(layers, 2, B, N, T, D); None until the first write."""
         self.length = length
-        """How many columns of the memory are used."""
+        """The number of columns in use."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
-        """Write new columns into a layer; all that it holds then. The last layer completes them."""
+        """Write new columns into a layer and return all its columns. `length` grows with the last layer."""
         rows, heads, width, size = key_states.shape
         end = self.length + width
         memory = self.memory
         if memory is None or end > memory.shape[-2]:
-            # Twice as many each time, so that a column is moved twice at most on average.
+            # Double the size each time, so a column is copied at most twice on average.
             grown = key_states.new_empty((self.num_layers, 2, rows, heads, end + max(SPARE, self.length), size))
             if memory is not None:
                 grown[..., : self.length, :] = memory[..., : self.length, :]
@@ -242,32 +242,31 @@ class Columns(Cache):  # type: ignore[misc]
         return memory[layer_idx, 0, :, :, :end], memory[layer_idx, 1, :, :, :end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Columns that are complete."""
         return self.length
 
     def written(self) -> Tensor:
-        """The memory, which there is once something was written."""
-        assert self.memory is not None, "something was written"
+        """Return the memory; something must have been written."""
+        assert self.memory is not None, "nothing was written yet"
         return self.memory
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, N, length, D) of a layer."""
+        """Return the keys and values (B, N, length, D) of a layer."""
         keys, values = self.written()[index, :, :, :, : self.length]
         return keys, values
 
     def select(self, rows: Tensor) -> None:
-        """Keep some rows only."""
+        """Keep only the given rows."""
         if self.memory is not None:
             self.memory = self.memory.index_select(2, rows)
 
     def copy(self, row: int, start: int, end: int) -> Tensor:
-        """(layers, 2, N, columns, D) of one row, as memory of its own."""
+        """Copy columns of one row: (layers, 2, N, columns, D)."""
         return self.written()[:, :, row, :, start:end].clone()
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Which row continues which context."""
+    """Assigns each row to the context that it continues."""
 
     contexts: Columns
     num_slots: int
@@ -275,7 +274,7 @@ class Grid:
     slot_B: Tensor
 
     def by_context(self, rows_BNGD: Tensor) -> Tensor:
-        """Rows → (C, N, S · G, D); zeros where a context has fewer rows."""
+        """Convert rows to (C, N, S · G, D), with zeros where a context has fewer rows."""
         _, heads, groups, size = rows_BNGD.shape
         contexts = self.contexts.written().shape[2]
         grid = rows_BNGD.new_zeros((contexts, heads, self.num_slots, groups, size))
@@ -283,7 +282,7 @@ class Grid:
         return grid.view(contexts, heads, self.num_slots * groups, size)
 
     def by_row(self, grid: Tensor) -> Tensor:
-        """The way back: (C, N, S · G, any) → (B, N, G, any)."""
+        """Invert `by_context`: (C, N, S · G, any) → (B, N, G, any)."""
         contexts, heads, slots_groups, size = grid.shape
         by_slot = grid.view(contexts, heads, self.num_slots, slots_groups // self.num_slots, size)
         return by_slot[self.context_B, :, self.slot_B]
@@ -300,10 +299,10 @@ def shared_attention(
     grid: Grid | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: (B, H, 1, D) → (B, 1, H, D); without a grid it is plain SDPA.
+    """Implement transformers' attention interface, (B, H, 1, D) → (B, 1, H, D); `tree_attention` without a grid.
 
-    With a grid, `key` and `value` are the rows' own, and the mask (C, 1, 1, keys of contexts + own) is added. A model
-    that does not hand the grid on fails, because its keys do not match the mask.
+    With a grid, `key` and `value` are the rows' own, and the mask (C, 1, 1, context keys + own keys) is additive. A
+    model that does not pass the grid on fails, because its keys do not match the mask.
     """
     if grid is None:
         return tree_attention(module, query, key, value, attention_mask, dropout, scaling, **others)
@@ -315,7 +314,7 @@ def shared_attention(
     num_shared = keys.shape[2]
     parts = _attend(grid.by_context(query_BNGD), keys, values, attention_mask[..., :num_shared])
     context, context_top, context_sum = map(grid.by_row, parts)
-    # All rows of a batch have written equally many tokens, so one row's mask is everyone's.
+    # All rows of a batch have the same number of own tokens, so they share one mask.
     own, own_top, own_sum = _attend(query_BNGD, key, value, attention_mask[:1, ..., num_shared:])
     top = torch.maximum(context_top, own_top)
     context_weight, own_weight = (context_top - top).exp_(), (own_top - top).exp_()
@@ -325,9 +324,9 @@ def shared_attention(
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Values weighted by exp(score − maximum), the maxima, and the sums of the weights; in 32 bits at least."""
+    """Return values weighted by exp(score − maximum), the maxima, and the sums of the weights; in at least 32 bits."""
     scores = (query @ keys.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)).add_(mask)
-    # Where a window shows nothing of a context, the maximum is finite all the same and the weights are 0.
+    # Clamped: if a window hides the whole context, the maximum must stay finite so that the weights are 0.
     top = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
     weights = scores.sub_(top).exp_()
     return (weights.to(values.dtype) @ values).to(weights.dtype), top, weights.sum(-1, keepdim=True)
@@ -335,4 +334,4 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[
 
 for _name, _kernel in ((ATTENTION["sdpa"], tree_attention), (SHARED, shared_attention)):
     AttentionInterface.register(_name, _kernel)
-    AttentionMaskInterface.register(_name, sdpa_mask)  # where nothing of ours is handed to them, they are SDPA
+    AttentionMaskInterface.register(_name, sdpa_mask)  # called without our arguments, both kernels are plain SDPA

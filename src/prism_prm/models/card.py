@@ -1,6 +1,6 @@
-"""What a PRM's folder says about itself beyond its weights: prism.json, README.md, and run.json of a training run.
+"""The metadata of a PRM folder: prism.json, README.md, and run.json of a training run.
 
-Nothing here imports torch, so that a name that can be no PRM is refused before anything heavy is imported.
+Nothing here imports torch, so a wrong name is reported before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 CARD_FILE = "prism.json"
 README = "README.md"
 RUN_FILE = "run.json"
-_FORMER = {"prod": "product"}
-"""Aggregators under names that folders may still have."""
-_ONLY_WHERE_KNOWN = ("family_sha256", "base_model", "datasets")
-"""What prism.json leaves out where there is nothing to say."""
+_OLD_AGGREGATORS = {"prod": "product"}
+"""Old names of aggregators that folders may still use."""
+_OMIT_IF_EMPTY = ("family_sha256", "base_model", "datasets")
+"""Fields that prism.json omits if they are empty."""
 _RIGHT = frozenset({"accept", "correct", "good", "ok", "pass", "pos", "positive", "right", "true", "valid", "yes"})
 _WRONG = frozenset(
     {"bad", "error", "fail", "false", "incorrect", "invalid", "mistake", "neg", "negative", "reject", "wrong"}
@@ -50,41 +50,41 @@ class Card:
     compat: bool = False
     """Reproduce the published code's quirk, where it has one."""
     threshold: Share = DEFAULT_THRESHOLD
-    """A step counts as right iff its probability is above this; what commands judge by unless told otherwise."""
+    """A step counts as right if its probability is above this. The default threshold of all commands."""
     aggregator: str = DEFAULT_AGGREGATOR
-    """How step scores make one score of a solution; what commands select by unless told otherwise."""
+    """How step scores become a solution's score. The default aggregator of all commands."""
     frozen_layers: Natural = 0
     """How many of the lowest layers were frozen in training; their activations can be cached on disk."""
     family_sha256: str = ""
-    """The SHA-256 of the file of a family that is not ours; left out of prism.json otherwise."""
+    """The SHA-256 of a custom family's file; omitted for built-in families."""
     base_model: str = ""
-    """The hub id of the model that this one was made from; left out of prism.json where it is not known."""
+    """The hub id of the model that this one was made from; omitted if unknown."""
     datasets: tuple[str, ...] = ()
-    """Hub ids of what it was trained on; files, which mean nothing to others, are left out."""
+    """Hub ids of the training data; local files, which mean nothing to others, are left out."""
 
     def __post_init__(self) -> None:
         check(self)
         check_aggregator(self.aggregator)
 
     def trained_on(self, inputs: Iterable[str]) -> Card:
-        """The card after training on some files and datasets of the hub."""
+        """Return the card with the hub ids among `inputs` added to its datasets."""
         return replace(self, datasets=tuple(dict.fromkeys([*self.datasets, *filter(hub_id, inputs)])))
 
     def write(self, folder: Path) -> None:
-        said = {key: value for key, value in asdict(self).items() if value or key not in _ONLY_WHERE_KNOWN}
-        write_text(folder / CARD_FILE, json.dumps(said, indent=2) + "\n")
+        content = {key: value for key, value in asdict(self).items() if value or key not in _OMIT_IF_EMPTY}
+        write_text(folder / CARD_FILE, json.dumps(content, indent=2) + "\n")
 
 
 def read_card(folder: Path) -> Card | None:
-    """The folder's prism.json, or None."""
+    """Read the folder's prism.json; None if there is none."""
     path = folder / CARD_FILE
     if not path.exists():
         return None
     try:
-        found = msgspec.convert(read_json(path), dict[str, Any])
-        if isinstance(named := found.get("aggregator"), str):
-            found["aggregator"] = _FORMER.get(named, named)
-        return from_mapping(Card, found)
+        content = msgspec.convert(read_json(path), dict[str, Any])
+        if isinstance(aggregator := content.get("aggregator"), str):
+            content["aggregator"] = _OLD_AGGREGATORS.get(aggregator, aggregator)
+        return from_mapping(Card, content)
     except DataError as error:
         raise ModelError(str(error)) from None
     except (ConfigError, msgspec.ValidationError) as error:
@@ -92,14 +92,14 @@ def read_card(folder: Path) -> Card | None:
 
 
 def hub_id(name: str | Path) -> str:
-    """The name itself where it is a hub id; "" for a folder, whose name means nothing to others."""
+    """Return the name if it is a hub id; "" for a local folder, whose name means nothing to others."""
     return "" if Path(name).exists() else str(name)
 
 
 def set_threshold(folder: Path, threshold: float) -> None:
-    """Change the threshold that a PRM folder says to use, in its prism.json and in its README."""
+    """Change the default threshold of a PRM folder, in its prism.json and its README."""
     card = read_card(folder)
-    assert card is not None, "a PRM folder of ours"
+    assert card is not None, "a folder that PRM.save wrote"
     card = replace(card, threshold=threshold)
     card.write(folder)
     (architecture,) = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["architectures"]
@@ -114,7 +114,7 @@ def find_card(
     settings: Mapping[str, str] | None = None,
     compat: bool | None = None,
 ) -> tuple[Card, type[Family]]:
-    """prism.json first, then what is known of published models; arguments override both. And the family of it."""
+    """Return a PRM's card and family: from prism.json, else from known published models. Arguments override both."""
     card = read_card(folder)
     if card is None:
         kind = find_family(family or _recognize(name, config))
@@ -129,37 +129,37 @@ def find_card(
 
 
 def _known_settings(name: str, family: type[Family]) -> Mapping[str, str] | None:
-    """The settings of a published model, by its id or a folder that is named like it; None if it is not known."""
+    """Return the settings of a published model, by its id or a folder of the same name; None if it is unknown."""
     last = name.rstrip("/").rsplit("/", 1)[-1].lower()
-    found = [settings for known, settings in family.known.items() if known.rsplit("/", 1)[-1].lower() == last]
-    return found[0] if found else None
+    matches = (settings for known, settings in family.known.items() if known.rsplit("/", 1)[-1].lower() == last)
+    return next(matches, None)
 
 
 def _recognize(name: str, config: Any) -> str:
-    """The family of a published PRM: by its id (or a folder of that name), then by its architecture."""
+    """Detect the family of a published PRM by its id (or a folder of that name), then by its architecture."""
     for family in FAMILIES.values():
         if _known_settings(name, family) is not None:
             return family.name
-    found = list(getattr(config, "architectures", None) or [])
+    architectures = list(getattr(config, "architectures", None) or [])
     for family in FAMILIES.values():
-        if set(found) & set(family.architectures.values()):
+        if set(architectures) & set(family.architectures.values()):
             return family.name
-    if any(architecture.endswith(_CLASSIFIER) for architecture in found):
+    if any(architecture.endswith(_CLASSIFIER) for architecture in architectures):
         return "token-classification"
     raise ModelError(
-        f"{name}: cannot tell its PRM family from its name or its architecture {found}. Name one of: "
+        f"{name}: cannot tell its PRM family from its name or its architecture {architectures}. Name one of: "
         f"{', '.join(family_names())} (family=… in Python, --family on the command line). init_prm makes a new PRM "
         "from a language model."
     )
 
 
 def _family_of(card: Card, folder: Path, named: str | None) -> type[Family]:
-    """The family that a card names; code in a file is run only where the user names it, too."""
+    """Return the family that a card names. Code in a file runs only if the user names the file, too."""
     where = folder / CARD_FILE
     if named is None and is_in_file(card.family):
         raise ConfigError(
             f"{where}: the family is {card.family}, a file of its author (SHA-256 {card.family_sha256}). Code in a "
-            f"file runs only if you name it: give --family {card.family} (family=… in Python), with the path to it."
+            f"file runs only if you name it: pass --family {card.family} (family=… in Python), with the path to it."
         )
     try:
         kind = find_family(named or card.family)
@@ -177,21 +177,21 @@ def _family_of(card: Card, folder: Path, named: str | None) -> type[Family]:
 
 
 def first_is_right(folder: Path, config: Any) -> bool:
-    """Whether class 0 of a classifier is a right step, by the names of its labels; if they do not say, class 1 is."""
+    """Whether the label names say that class 0 means a right step; by default class 1 does."""
     names = [str(config.id2label.get(label, "")) for label in (0, 1)]
     first, second = map(_is_right, names)
     if first != second:
         return not second if first is None else first
-    if not (folder / CARD_FILE).exists():  # in folders of ours class 1 is right
+    if not (folder / CARD_FILE).exists():  # folders with a prism.json have class 1 for right steps
         log.warning(
-            "%s: its labels %r and %r do not say which one is a right step; the second is taken for it. Otherwise set "
-            'id2label in config.json to {"0": "right", "1": "wrong"}.', folder, *names,
+            "%s: its labels %r and %r do not say which one is a right step; the second is used. If it is the first, "
+            'set id2label in config.json to {"0": "right", "1": "wrong"}.', folder, *names,
         )  # fmt: skip
     return False
 
 
 def _is_right(name: str) -> bool | None:
-    """What a name says of a step; None if it says nothing."""
+    """Whether a label's name means a right step; None if the name does not tell."""
     if (sign := _SIGNS.get(name.strip())) is not None:
         return sign
     words = {word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", name)}
@@ -202,7 +202,7 @@ def _is_right(name: str) -> bool | None:
 
 
 class _Run(msgspec.Struct):
-    """What must be in run.json."""
+    """The required content of run.json."""
 
     best: str
     criterion: str
@@ -211,35 +211,35 @@ class _Run(msgspec.Struct):
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """The content of a finished run's run.json; None where there is none."""
+    """Read run.json of a finished run; None if there is none."""
     path = folder / RUN_FILE
     if not path.exists():
         return None
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        msgspec.convert(found, _Run)
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        msgspec.convert(content, _Run)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ModelError(
             f"{path}: not what `prism train` writes there ({error}). Remove it and rerun `prism train` with the same "
             f"recipe to resume."
         ) from None
-    return found
+    return content
 
 
-def is_whole(folder: Path) -> bool:
+def has_weights(folder: Path) -> bool:
     """Whether a folder that `prism train` wrote still has its config and weights."""
     return (folder / CONFIG_FILE).exists() and any(folder.glob("*.safetensors"))
 
 
 def prm_folder(name: str | Path) -> str | Path:
-    """`name` itself, or the best round of the `prism train` run whose folder it is."""
+    """Return `name`, or the best round if `name` is the folder of a `prism train` run."""
     folder = Path(name)
     if (folder / CONFIG_FILE).exists() or not (folder / "recipe.toml").exists():
         return name
     run = read_run(folder)
     if run is not None:
         best = folder / str(run["best"])
-        if not is_whole(best):
+        if not has_weights(best):
             raise ModelError(
                 f"{best}: the weights of this run's best round are missing; rerun `prism train` to make them again."
             )
@@ -254,7 +254,7 @@ def prm_folder(name: str | Path) -> str | Path:
 def check_prm(
     name: str | Path, *, family: str | None = None, adapter: str | Path | None = None, allow_pickle: bool = False
 ) -> None:
-    """Refuse at once what can be no PRM; `load_prm` would, too, after it has imported torch and long work was done."""
+    """Raise early if `name` cannot be a PRM; `load_prm` raises too, but only after importing torch."""
     if family is not None:
         find_family(family)
     if adapter is not None and not is_adapter(adapter):
@@ -269,7 +269,7 @@ def check_prm(
 
 
 _CLASSIFIER = "ForTokenClassification"
-"""How the names of transformers' token classifiers end; a family gives such a name only where its head is the same."""
+"""The suffix of transformers' token classifiers; a family uses such a name only if it has the same head."""
 _PROBLEM, _STEPS = "What is 3 + 4 - 2?", ["3 + 4 = 7", "7 - 2 = 5"]
 _USE = """## Use
 
@@ -318,36 +318,36 @@ _SHARE = """## Share
 hf upload YOUR-NAME/YOUR-PRM .
 ```
 
-No licence is stated here. Those of the base model and of the training data apply: add `license:` at the top once you
+No license is stated here. Those of the base model and of the training data apply: add `license:` at the top once you
 know it.
 """
 
 
 def model_card(card: Card, architecture: str) -> str:
-    """README.md, which the Hugging Face hub shows: what the folder is and how it is used.
+    """Write the content of README.md, which the Hugging Face hub shows.
 
-    `architecture` is as its config.json names it.
+    `architecture` is the name in config.json.
     """
     from huggingface_hub import ModelCardData
 
-    ours = FAMILIES.get(card.family)  # of a family that is not ours nothing is known but its name
+    built_in = FAMILIES.get(card.family)  # None for a custom family, of which only the name is known
     is_classifier = architecture.endswith(_CLASSIFIER)
     head = ModelCardData(
         base_model=card.base_model or None,
         datasets=list(card.datasets) or None,
         library_name="prism-prm",
-        pipeline_tag="token-classification" if ours and is_classifier else None,
+        pipeline_tag="token-classification" if built_in and is_classifier else None,
         tags=["process-reward-model", "prm", "math"],
     )
     rows = [("family", f"`{card.family}`: how text is laid out and read; its settings are in `prism.json`")]
     if card.base_model:
         rows.append(("made from", f"[{card.base_model}](https://huggingface.co/{card.base_model})"))
     if card.datasets:
-        links = [f"[{one}](https://huggingface.co/datasets/{one})" for one in card.datasets]
+        links = [f"[{dataset}](https://huggingface.co/datasets/{dataset})" for dataset in card.datasets]
         rows.append(("trained on", ", ".join(links)))
-    if ours:
-        rows.append(("labels", "; ".join(f"{i}: {label}" for i, label in enumerate(ours.labels))))
-        rows.append(("outputs", ", ".join(f"`{output}`" for output in ours.outputs)))
+    if built_in:
+        rows.append(("labels", "; ".join(f"{i}: {label}" for i, label in enumerate(built_in.labels))))
+        rows.append(("outputs", ", ".join(f"`{output}`" for output in built_in.outputs)))
     rows.append(("a step counts as right", f"above {card.threshold}"))
     rows.append(("score of a solution", f"the `{card.aggregator}` of its steps' scores"))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
@@ -359,11 +359,11 @@ def model_card(card: Card, architecture: str) -> str:
         f"| | |\n|---|---|\n{table}\n",
         _USE.format(naming=naming, problem=_PROBLEM, steps=_STEPS),
     ]
-    if ours and is_classifier:
-        separator = card.settings.get("separator", ours.settings["separator"])
+    if built_in and is_classifier:
+        separator = card.settings.get("separator", built_in.settings["separator"])
         parts.append(
             _TOKEN_CLASSIFIER.format(architecture=architecture, problem=_PROBLEM, steps=_STEPS, separator=separator)
         )
-    elif ours:
+    elif built_in:
         parts.append(_LANGUAGE_MODEL if architecture.endswith("ForCausalLM") else _OTHER)
     return "\n".join([*parts, _SHARE])

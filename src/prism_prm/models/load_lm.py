@@ -1,8 +1,7 @@
-"""Load a model, with every weight accounted for; place it on a device; identify it by a hash; run it in halves when
-memory runs out.
+"""Load models with every weight accounted for, move them to a device, hash them, and retry when memory runs out.
 
-transformers fills weights that a folder lacks with random numbers and ignores those it does not know, at most with a
-log message. Here both are errors that name them. No pickle, no remote code unless asked for.
+transformers initializes missing weights at random and ignores unknown ones, at most with a log message. Here both are
+errors that name the weights. Pickled weights and remote code are off by default.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from prism_prm.models.model_files import ADAPTER_FILE, ModelFiles, check_pickled
 log = logging.getLogger(__name__)
 
 OUTPUT_LAYER = "lm_head."
-"""How the names of a language model's output layer begin."""
+"""The name prefix of a language model's output layer."""
 _BIG_BYTES = 2 * 10**9
 """Reading a model this big takes seconds, so it shows progress bars."""
-_NAMED = 3
+_NUM_NAMED = 3
 """How many weights an error names."""
-_CHANGES_NOTHING = (
+_IRRELEVANT = (
     "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "num_labels", "problem_type",
     "return_dict", "torch_dtype", "transformers_version", "use_cache",
 )  # fmt: skip
@@ -42,26 +41,26 @@ R = TypeVar("R")
 
 @contextlib.contextmanager
 def quiet_transformers(*others: str, bars: bool = False) -> Iterator[None]:
-    """transformers, and the loggers of `others`, report errors only; without transformers' bars unless `bars`."""
-    from transformers.utils import logging as theirs
+    """Silence transformers and the loggers `others`, except for errors; also progress bars, unless `bars`."""
+    from transformers.utils import logging as hf_logging
 
     levels = {name: logging.getLogger(name).level for name in ("transformers", *others)}
-    shown = theirs.is_progress_bar_enabled()
+    had_bars = hf_logging.is_progress_bar_enabled()
     for name in levels:
         logging.getLogger(name).setLevel(logging.ERROR)
     if not bars:
-        theirs.disable_progress_bar()
+        hf_logging.disable_progress_bar()
     try:
         yield
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-        if shown:
-            theirs.enable_progress_bar()
+        if had_bars:
+            hf_logging.enable_progress_bar()
 
 
 def pick_device(device: torch.device | str | None) -> torch.device:
-    """The device that was asked for, which must be here; by default a GPU where there is one."""
+    """Return the given device if it is available; by default a GPU if there is one, else the CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -72,12 +71,12 @@ def pick_device(device: torch.device | str | None) -> torch.device:
 
 
 def pick_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | str:
-    """The dtype that was asked for by name; by default the checkpoint's own on a GPU, float32 on a CPU."""
+    """Resolve a dtype given by name; by default the checkpoint's own on a GPU, float32 on a CPU."""
     if isinstance(dtype, str) and dtype != "auto":
-        found = getattr(torch, dtype, None)
-        if not isinstance(found, torch.dtype):
+        resolved = getattr(torch, dtype, None)
+        if not isinstance(resolved, torch.dtype):
             raise ConfigError(f"dtype={dtype!r} is not a torch dtype such as bfloat16, float16, float32")
-        return found
+        return resolved
     return dtype or (torch.float32 if device.type == "cpu" else "auto")
 
 
@@ -91,16 +90,16 @@ def language_model(
     output_layer: bool = True,
     other_heads: bool = False,
 ) -> tuple[Any, Any]:
-    """(model, tokenizer) of a folder, which may hold a single GGUF file.
+    """Load (model, tokenizer) from a folder, which may hold a single GGUF file.
 
     Args:
-        folder: where it is.
-        dtype: of its weights, or "auto".
-        device: where it goes; default: it stays in the machine's memory.
-        kernel: transformers' name of its attention.
-        allow_pickle: read pickled weights.
-        output_layer: whether the language model's output layer is needed; without it the backbone alone is loaded.
-        other_heads: whether heads of other kinds may be left out.
+        folder: the model folder.
+        dtype: the dtype of the weights, or "auto".
+        device: the device to move the model to. By default it stays in main memory.
+        kernel: transformers' name of the attention implementation.
+        allow_pickle: allow pickled weights.
+        output_layer: load the language model's output layer too, not only the backbone.
+        other_heads: ignore the weights of other heads instead of raising an error.
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
@@ -120,19 +119,19 @@ def language_model(
 
 
 def own_weights(model: nn.Module, device: torch.device | None) -> None:
-    """Move a model to a device, if one is given, and copy what is still mapped from its files.
+    """Move a model to a device, if one is given, and copy weights that are still memory-mapped from its files.
 
-    Mapped weights change with the file, and a file that is cut short would end the process.
+    Mapped weights change with the file, and truncating the file would crash the process.
     """
     if device is not None:
         model.to(device)
     for tensor in itertools.chain(model.parameters(), model.buffers()):
-        if tensor.device.type == "cpu" and not tensor.untyped_storage().resizable():  # memory of torch's own is
+        if tensor.device.type == "cpu" and not tensor.untyped_storage().resizable():  # only torch's own memory is
             tensor.data = tensor.data.clone()
 
 
 def _from_gguf(kind: Any, folder: Path, files: Sequence[Path], options: dict[str, Any]) -> tuple[Any, Any]:
-    """A model from a GGUF file, copied into a fresh one of its config: one read from GGUF refuses to be saved."""
+    """Load a GGUF file and copy it into a fresh model: transformers refuses to save models read from GGUF."""
     if len(files) > 1:
         raise ModelError(f"{folder}: GGUF files {', '.join(f.name for f in files)}; leave one of them in the folder")
     try:
@@ -142,19 +141,19 @@ def _from_gguf(kind: Any, folder: Path, files: Sequence[Path], options: dict[str
     if options["dtype"] == "auto":
         options["dtype"] = torch.bfloat16
     name = files[0].name
-    read = load_checked(kind, folder, name, gguf_file=name, **options)
+    loaded = load_checked(kind, folder, name, gguf_file=name, **options)
     with quiet_transformers():
         tokenizer = load_tokenizer(folder, gguf_file=name)
-    vars(read.config).pop("quantization_config", None)
-    fresh = kind.from_config(read.config, attn_implementation=options["attn_implementation"]).to(options["dtype"])
-    fresh.load_state_dict(read.state_dict())
+    vars(loaded.config).pop("quantization_config", None)
+    fresh = kind.from_config(loaded.config, attn_implementation=options["attn_implementation"]).to(options["dtype"])
+    fresh.load_state_dict(loaded.state_dict())
     return fresh, tokenizer
 
 
 def load_checked(kind: Any, folder: Path, what: str, *, unread: Collection[str] | None = (), **options: Any) -> Any:
-    """A model of transformers' class `kind`, or an error that names the weights that are missing, misshapen or left.
+    """Load a model of transformers' class `kind`. Raises an error that names missing, misshapen and unused weights.
 
-    Heads whose weights' names begin as `unread` says may be left; with None any head, which is then logged.
+    Heads whose names start with one of `unread` may stay unused; with None any head, which is then logged.
     """
     if is_adapter(folder):
         raise ModelError(f"{folder}: this is a LoRA adapter, not a model; merge it into its base model first")
@@ -172,7 +171,7 @@ def load_checked(kind: Any, folder: Path, what: str, *, unread: Collection[str] 
             ) from error
 
     def in_backbone(key: str) -> bool:
-        """Whether a weight belongs to the backbone by its name, such as one layer more than the config has."""
+        """Whether a weight's name belongs to the backbone, such as a layer beyond the config's number of layers."""
         part = key.removeprefix(f"{model.base_model_prefix}.").split(".")[0]
         return part in dict(model.base_model.named_children())
 
@@ -181,11 +180,11 @@ def load_checked(kind: Any, folder: Path, what: str, *, unread: Collection[str] 
         f"{key}: {'×'.join(map(str, found))} instead of {'×'.join(map(str, wanted))}"
         for key, found, wanted in sorted(report["mismatched_keys"])
     ]
-    left = [key for key in unexpected if in_backbone(key) or not (unread is None or key.startswith(tuple(unread)))]
+    unused = [key for key in unexpected if in_backbone(key) or not (unread is None or key.startswith(tuple(unread)))]
     faults = [
-        *_counted(missing, "is missing", "are missing"),
-        *_counted(misshapen, "has another shape", "have another shape"),
-        *_counted(left, *(f"{has} no place in {type(model).__name__}" for has in ("has", "have"))),
+        *_count(missing, "is missing", "are missing"),
+        *_count(misshapen, "has another shape", "have another shape"),
+        *_count(unused, *(f"{has} no place in {type(model).__name__}" for has in ("has", "have"))),
     ]
     if faults:
         if any(key.startswith(OUTPUT_LAYER) for key in missing):
@@ -193,30 +192,28 @@ def load_checked(kind: Any, folder: Path, what: str, *, unread: Collection[str] 
                 "Without its output layer this is not a language model. A PRM cannot be a policy, and a new PRM on "
                 "this checkpoint needs a family with its own head, such as qwen or token-classification."
             )
-        elif not missing and not misshapen and not any(map(in_backbone, left)):
-            remedy = "A head that nobody would read belongs to a PRM of another family, and a PRM is not a policy."
+        elif not missing and not misshapen and not any(map(in_backbone, unused)):
+            remedy = "An unused head belongs to a PRM of another family, and a PRM is not a policy."
         else:
-            remedy = (
-                "Weights that are missing would be random: the folder is incomplete, or its config is another model's."
-            )
+            remedy = "Missing weights would be random: the folder is incomplete, or its config is another model's."
         raise ModelError(f"{folder}: {'; '.join(faults)}. {remedy}")
     if unread is None:
         others = [key for key in unexpected if not key.startswith(OUTPUT_LAYER)]
-        for unused in _counted(others, "is not used", "are not used"):
-            log.warning("%s: %s", folder, unused)
+        for ignored in _count(others, "is not used", "are not used"):
+            log.warning("%s: %s", folder, ignored)
     return model
 
 
-def _counted(names: Sequence[str], one: str, many: str) -> Iterator[str]:
-    """How many there are and the first of them; nothing if there are none."""
+def _count(names: Sequence[str], singular: str, plural: str) -> Iterator[str]:
+    """Yield the number of weights and the first of their names; nothing if there are none."""
     if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        is_so = f"1 weight {one}" if len(names) == 1 else f"{len(names)} weights {many}"
-        yield f"{is_so} ({', '.join(names[:_NAMED])}{more})"
+        more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
+        count = f"1 weight {singular}" if len(names) == 1 else f"{len(names)} weights {plural}"
+        yield f"{count} ({', '.join(names[:_NUM_NAMED])}{more})"
 
 
 def read_weights(folder: Path, wanted: set[str], *, allow_pickle: bool = False) -> dict[str, Tensor]:
-    """Those of the wanted weights that the folder has."""
+    """Read those of the wanted weights that the folder has."""
     from safetensors import safe_open
 
     if allow_pickle and not any(folder.glob("*.safetensors")):
@@ -224,19 +221,19 @@ def read_weights(folder: Path, wanted: set[str], *, allow_pickle: bool = False) 
         return {key: value for state in states for key, value in state.items() if key in wanted}
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = sorted({folder / where[key] for key in wanted if key in where})
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted({folder / weight_map[key] for key in wanted if key in weight_map})
     else:
         files = sorted(folder.glob("*.safetensors"))
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in files:
-        with readable(folder, path.name), safe_open(path, framework="pt") as weights:
-            found |= {key: weights.get_tensor(key) for key in wanted & set(weights.keys())}
-    return found
+        with readable(folder, path.name), safe_open(path, framework="pt") as file:
+            tensors |= {key: file.get_tensor(key) for key in wanted & set(file.keys())}
+    return tensors
 
 
 def merge_adapter(module: Module, folder: Path) -> Module:
-    """The module with a LoRA adapter (peft) merged into its weights; an error unless all of the adapter fits."""
+    """Merge a LoRA adapter (peft) into a module's weights. Raises unless all of the adapter fits."""
     from peft import PeftConfig, PeftModel
 
     if not is_adapter(folder):
@@ -245,7 +242,7 @@ def merge_adapter(module: Module, folder: Path) -> Module:
         raise ModelError(f"{folder}: no adapter_model.safetensors; pickled adapters are not read")
     try:
         config = PeftConfig.from_pretrained(str(folder))
-        config.task_type = None  # the tasks' own classes ask for methods that only some models have
+        config.task_type = None  # peft's task classes need methods that only some models have
         config.inference_mode = True
         wrapped: Any = PeftModel(module, config, "default")
         report = wrapped.load_adapter(str(folder), "default")
@@ -259,20 +256,19 @@ def merge_adapter(module: Module, folder: Path) -> Module:
     ]
     if faults:
         raise ModelError(
-            f"{folder}: this adapter does not fit the model: {'; '.join(faults)}. Is this the model that it was "
-            "trained on?"
+            f"{folder}: this adapter does not fit the model: {'; '.join(faults)}. Load the model it was trained on."
         )
     merged: Module = wrapped.merge_and_unload()
     return merged
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """What of a model's config decides its output."""
-    return {key: value for key, value in config.to_dict().items() if key not in _CHANGES_NOTHING}
+    """Return the entries of a model's config that affect its output."""
+    return {key: value for key, value in config.to_dict().items() if key not in _IRRELEVANT}
 
 
 def hash_tensors(texts: Iterable[str], tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A hash of texts, and of named tensors with their types and shapes, in any order."""
+    """Hash strings, and named tensors (in any order) with their dtypes and shapes."""
     digest = xxhash.xxh3_128()
     for text in texts:
         digest.update(text.encode())
@@ -285,7 +281,7 @@ def hash_tensors(texts: Iterable[str], tensors: Iterable[tuple[str, Tensor]]) ->
 def halving(
     items: Sequence[T], run: Callable[[Sequence[T]], R], name: Callable[[T], str]
 ) -> Iterator[tuple[Sequence[T], R]]:
-    """(items, result) of the whole batch, or of its halves if memory does not suffice, down to single items."""
+    """Yield (items, result) of the whole batch; if memory runs out, of its halves, down to single items."""
     result = None
     try:
         result = run(items)
@@ -300,7 +296,7 @@ def halving(
     if result is not None:
         yield items, result
         return
-    # Only here, outside the handler, are the failed batch's tensors let go; then cached blocks can be given back.
+    # The failed batch's tensors are freed only here, outside the handler; then cached blocks can be released.
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     half = (len(items) + 1) // 2

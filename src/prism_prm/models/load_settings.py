@@ -13,7 +13,7 @@ OnTooLong = Literal["error", "drop-left-steps", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How a PRM is read and run; `load_prm` takes each of these by its name."""
+    """How to load and run a PRM; `load_prm` takes each of these as a keyword argument."""
 
     family: str | None = None
     """The PRM's family, needed if its folder does not name it. my_file.py:Mine is a class in your own file."""

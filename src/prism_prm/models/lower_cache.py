@@ -1,12 +1,12 @@
-"""A cache of frozen-layer activations on disk, so that training and scoring run only the upper layers.
+"""A disk cache of frozen-layer activations, so that training and scoring run only the upper layers.
 
 A token's hidden state depends only on its own path, not on the tree, row or batch it is in. So states are cached by
-content: those of one prompt or step under its length and the hash of all ids from the start of its path to its end. Any
-work with the same path reuses them: another epoch, another objective, margins, validation, a benchmark.
+content: the states of a prompt or step, under its length and the hash of all ids from the start of its path to its end.
+Any work with the same path reuses them: another epoch, another objective, margins, validation, a benchmark.
 
-States are added in shards, each a safetensors file that appears whole or not at all; what a killed process had computed
-since its last shard is computed again. Several processes may use one folder: each writes its own shards, and appends
-their names to a list, so that the others find them without scanning the folder.
+States are written in shards, each an atomically written safetensors file; a killed process loses only what it computed
+since its last shard. Several processes may use one folder: each writes its own shards and appends their names to a
+list, so that the others find them without scanning the folder.
 
 Shapes: B rows, L tokens of a row, H hidden size.
 """
@@ -38,52 +38,52 @@ from prism_prm.models.packing import PackedBatch, Row, batch_rows
 log = logging.getLogger(__name__)
 
 SHARD_BYTES = 128 * 2**20
-"""States are held in memory up to this size before they become a file."""
+"""States are buffered in memory up to this size before they are written."""
 LIST_FILE = "shards.txt"
-"""In the settings' folder: the shards in order of writing. It only tells of new ones; the folder says what exists."""
+"""Lists the shards in order of writing, to announce new ones; the files themselves are what counts."""
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Where states are kept, and how much room they may take."""
+    """The folder and the size limit of the cache."""
 
     folder: str | Path
     layers: int
-    """The embedding and this many lowest layers are frozen."""
+    """The number of frozen layers, counted from the lowest; the embedding is frozen too."""
     gigabytes: float = 50.0
-    """When it is full, what is not in it is computed each time; nothing is thrown out."""
+    """The size limit. When the cache is full, other activations are computed each time; nothing is evicted."""
 
 
 class LowerCache:
-    """The kept states of one model's lower layers; `attach` puts them into a batch, computing what is missing."""
+    """The cached states of one model's lower layers; `attach` adds them to a batch and computes what is missing."""
 
     def __init__(self, module: PrmModule, settings: CacheSettings) -> None:
         module.halves = divide(module.backbone, settings.layers)
         self.module = module
         self.folder = Path(settings.folder) / f"{settings.layers}-layers-{hash_lower(module, settings.layers)[:16]}"
-        """States of other weights, of another dtype or number of layers have another folder."""
+        """Other weights, dtypes and numbers of layers have other folders."""
         self.settings = settings
         self.room = int(settings.gigabytes * 1e9)
         self.is_full = False
         self._bytes = 0
-        """The size of everything in the settings' folder."""
+        """The size of all shards in the settings' folder."""
         self._known: set[Path] = set()
         self._list_bytes = 0
-        """How many bytes of the list have been read."""
+        """The number of bytes of the list that have been read."""
         self._shards: list[Any] = []
         self._places: dict[bytes, tuple[int, int, int]] = {}
-        """Key → (shard, its first token there, the token behind its last)."""
+        """Key → (shard, first token, end token)."""
         self._new: dict[bytes, Tensor] = {}
-        """States that are in no shard yet."""
+        """States that are not written yet."""
         self._new_bytes = 0
         self._list = Path(settings.folder) / LIST_FILE
         with contextlib.suppress(OSError):
-            self._list_bytes = self._list.stat().st_size  # before looking: a shard may be listed twice, not missed
+            self._list_bytes = self._list.stat().st_size  # before the scan: a shard may be seen twice, but not missed
         for path in sorted(Path(settings.folder).glob("*/*.safetensors")):
             self._add(path)
 
     def attach(self, batch: PackedBatch, rows: Sequence[Row]) -> PackedBatch:
-        """The batch that was made of these rows, with the states of its tokens."""
+        """Add the states of its tokens to a batch that was collated from these rows."""
         size = (*batch.input_ids_BL.shape, self.module.config.hidden_size)
         hidden_BLH = torch.zeros(size, dtype=self.module.backbone.dtype)
         needs = [_Need.of(row, self._has) for row in rows]
@@ -92,15 +92,15 @@ class LowerCache:
                 if key in self._new:
                     row_LH[start:stop] = self._new[key]
                 else:
-                    shard, first, behind = self._places[key]
-                    row_LH[start:stop] = self._shards[shard][first:behind]
+                    shard, first, end = self._places[key]
+                    row_LH[start:stop] = self._shards[shard][first:end]
         missing = [i for i, need in enumerate(needs) if need.missing]
         for i, states_LH in zip(missing, self._compute([needs[i] for i in missing]), strict=True):
             hidden_BLH[i, needs[i].columns_L] = states_LH
         return replace(batch, hidden_BLH=hidden_BLH)
 
     def fill(self, rows: Sequence[Row], token_budget: int) -> None:
-        """Compute and keep what these rows need and the cache has not."""
+        """Compute and cache what these rows need and the cache does not have."""
         by_row = {id(need.row): need for row in rows if (need := _Need.of(row, self._has)).missing}
         for batch in batch_rows([need.row for need in by_row.values()], token_budget):
             if not self.is_full:
@@ -108,10 +108,10 @@ class LowerCache:
         self.flush()
 
     def flush(self) -> None:
-        """Write what is held in memory as one more shard."""
+        """Write the buffered states as one more shard."""
         if not self._new:
             return
-        self._find_new()
+        self._find_new_shards()
         new = {key: states for key, states in self._new.items() if key not in self._places}
         self._new, self._new_bytes = {}, 0
         if not new:
@@ -130,25 +130,25 @@ class LowerCache:
             with self._list.open("a", encoding="utf-8") as file:
                 file.write(f"\n{path.relative_to(self.settings.folder)}\n")  # the first newline ends a torn line
         except (OSError, SafetensorError) as error:
-            log.warning("%s: no more activations can be cached (%s): they are computed each time", self.folder, error)
+            log.warning("%s: cannot cache more activations (%s); they are computed each time", self.folder, error)
             self.is_full, self.room = True, 0
 
-    def _find_new(self) -> None:
-        """Find the shards that other processes have written since the last time."""
+    def _find_new_shards(self) -> None:
+        """Add the shards that other processes have written since the last call."""
         try:
             with self._list.open("rb") as file:
                 file.seek(self._list_bytes)
-                listed = file.read()
+                new_lines = file.read()
         except OSError:
             return
-        end = listed.rfind(b"\n") + 1  # what follows is being written
+        end = new_lines.rfind(b"\n") + 1  # the rest is still being written
         self._list_bytes += end
-        for name in listed[:end].decode(errors="replace").split():
+        for name in new_lines[:end].decode(errors="replace").split():
             with contextlib.suppress(OSError):
                 self._add(Path(self.settings.folder) / name)
 
     def _add(self, path: Path) -> None:
-        """Count a shard, and open it if it is one of this model."""
+        """Count a shard, and open it if it belongs to this model."""
         if path in self._known:
             return
         self._bytes += path.stat().st_size
@@ -168,16 +168,16 @@ class LowerCache:
         return key in self._places or key in self._new
 
     def _compute(self, needs: Sequence[_Need]) -> list[Tensor]:
-        """The states_LH that each row needs, from the model; those that are new are kept."""
+        """Run the model for each row's part; returns its states_LH and caches those that are new."""
         if not needs:
             return []
         batch = self.module.collate([need.row for need in needs]).to(self.module.device)
-        found = []
+        states = []
         for states_LH, need in zip(self.module.lower(batch).cpu(), needs, strict=True):
-            found.append(states_LH[: len(need.row)])
+            states.append(states_LH[: len(need.row)])
             for start, stop, key in need.missing:
                 self._keep(key, states_LH[start:stop])
-        return found
+        return states
 
     def _keep(self, key: bytes, states: Tensor) -> None:
         if self._has(key):
@@ -186,7 +186,7 @@ class LowerCache:
         if self._bytes + self._new_bytes + size > self.room:
             if not self.is_full:
                 folder = self.settings.folder
-                log.warning("%s is full (%.1f GB): other activations are computed each time", folder, self.room / 1e9)
+                log.warning("%s is full (%.1f GB); other activations are computed each time", folder, self.room / 1e9)
             self.is_full = True
             return
         self._new[key] = states.clone()
@@ -196,20 +196,20 @@ class LowerCache:
 
 
 Span = tuple[int, int, bytes]
-"""(first column, column behind the last, key) of a prompt or step in a row."""
+"""(first column, end column, key) of a prompt or step in a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What of a row is kept already, and the part of the row that has to be run for the rest."""
+    """The spans of a row that are cached, and the part of the row to run for the rest."""
 
     kept: list[Span]
     row: Row
-    """What is missing and what that stands on."""
+    """The part to run: missing spans and their ancestors."""
     columns_L: np.ndarray
-    """Where these tokens are in the whole row."""
+    """The columns of the part's tokens in the whole row."""
     missing: list[Span]
-    """In columns of the part."""
+    """The missing spans, in columns of the part."""
 
     @classmethod
     def of(cls, row: Row, has: Callable[[bytes], bool]) -> _Need:
@@ -218,7 +218,7 @@ class _Need:
         is_run_L = np.zeros(len(row), bool)
         for start, stop in zip(row.starts, (*row.starts[1:], len(row)), strict=True):
             on_path_L = row.ends_L[:stop] >= stop
-            length = int(stop - start).to_bytes(8, "little")  # the same path may be cut into other steps
+            length = int(stop - start).to_bytes(8, "little")  # the same path may be split into other steps
             key = hashlib.blake2b(row.ids_L[:stop][on_path_L].tobytes(), digest_size=16, salt=length).digest()
             if has(key):
                 kept.append((start, stop, key))
@@ -232,7 +232,7 @@ class _Need:
 
 
 def hash_lower(module: PrmModule, layers: int) -> str:
-    """A hash of the embedding and the lowest layers: what decides the hidden states behind them."""
+    """Hash the embedding and the lowest layers, which determine the hidden states after them."""
     backbone = module.backbone
     upper = {f"layers.{i}." for i in range(layers, len(backbone.layers))}
     config = plain_config(module.config)

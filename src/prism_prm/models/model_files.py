@@ -1,6 +1,6 @@
-"""A model's files: where they are (a local folder or a hub id), whether they changed, and the tokenizer among them.
+"""Find and check a model's files (a local folder or a hub id), and load its tokenizer.
 
-Nothing here imports torch, so that mistakes are found before anything heavy is imported.
+Nothing here imports torch, so mistakes are reported before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _PICKLED = ("*.bin", "*.pt", "*.pth")
 
 
 class ModelFiles:
-    """The files of a model as they are now, to tell later which of them have changed."""
+    """A snapshot of a model's files, to detect later which of them changed."""
 
     def __init__(self, folder: Path) -> None:
         self._states: dict[Path, tuple[int, ...] | None] = {}
         self.add(folder)
 
     def add(self, folder: Path) -> None:
-        """Watch the files of one more folder, such as an adapter's."""
+        """Add the files of another folder, such as an adapter's."""
         for pattern in (*_WANTED, *_PICKLED, "*.gguf"):
             self._states |= {path: _file_state(path) for path in folder.glob(pattern)}
 
     def changed(self) -> list[Path]:
-        """Those that have changed or are gone."""
+        """Return the files that have changed or are gone."""
         return sorted(path for path, state in self._states.items() if _file_state(path) != state)
 
     def check_loaded(self) -> None:
-        """Refuse a model of which one part may be older than another."""
+        """Raise if files changed during loading, so that the model may be a mix of versions."""
         if changed := self.changed():
             folder, names = changed[0].parent, ", ".join(path.name for path in changed)
             raise ModelError(f"{folder}: {names} changed while the model was loaded; load it again when it is complete")
@@ -46,28 +46,28 @@ class ModelFiles:
 
 def _file_state(path: Path) -> tuple[int, ...] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 @contextlib.contextmanager
 def readable(folder: Path, what: str) -> Iterator[None]:
-    """Report any error as a fault of the folder: for damaged files transformers raises errors of every kind."""
+    """Turn any error into a ModelError that names the folder; transformers raises all kinds for damaged files."""
     try:
         yield
     except PrismError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
-            f"{folder}: its {what} cannot be read: {said}. Correct it, or save or download the folder again."
+            f"{folder}: its {what} cannot be read: {reason}. Fix it, or save or download the folder again."
         ) from error
 
 
 def check_model(name: str | Path, *, allow_pickle: bool = False) -> None:
-    """Refuse at once what can be no model: a file, a folder without one, a mistyped path. The hub is not asked."""
+    """Raise early if `name` cannot be a model: a file, a folder without one, a mistyped path. Does not use the hub."""
     folder = Path(name)
     if not folder.is_dir():
         if folder.exists():
@@ -90,7 +90,7 @@ def check_model(name: str | Path, *, allow_pickle: bool = False) -> None:
 
 
 def check_pickled(folder: Path, *, allow_pickle: bool) -> None:
-    """Pickled weights can run any code when they are read, so they need the user's word."""
+    """Raise if the weights are pickled and not allowed: loading a pickle can run arbitrary code."""
     if any(folder.glob("*.safetensors")):
         return
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
@@ -99,18 +99,18 @@ def check_pickled(folder: Path, *, allow_pickle: bool) -> None:
     if not allow_pickle:
         raise ModelError(
             f"{folder}: the weights are pickled ({pickled[0]}), and reading them can run arbitrary code. Convert them "
-            "to safetensors, or pass allow_pickle=True (`prism score --allow-pickle`) if you trust their author."
+            "to safetensors, or set allow_pickle=True (--set allow_pickle=true) if you trust their author."
         )
 
 
 def local_folder(name: str, *, allow_pickle: bool = False) -> Path:
-    """The folder of a model: itself, or the download of a hub id."""
+    """Return the folder of a model; a hub id is downloaded."""
     check_model(name, allow_pickle=allow_pickle)
     return Path(name) if Path(name).is_dir() else _download(name, [*_WANTED, *(_PICKLED if allow_pickle else ())])
 
 
 def config_folder(name: str, *, needs_config: bool = True) -> Path:
-    """The folder of a model's config and tokenizer, which needs no weights: itself, or downloaded without them."""
+    """Return the folder of a model's config and tokenizer; a hub id is downloaded without its weights."""
     folder = Path(name)
     if not folder.is_dir():
         check_model(name)
@@ -124,23 +124,23 @@ def _download(name: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    problem = no_connection()
+    offline = no_connection()
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=bool(problem)))
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=bool(offline)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = f"{problem}, and it was not downloaded before" if problem else f"the hub does not provide it: {error}"
+        reason = f"{offline}, and it was not downloaded before" if offline else f"the hub does not provide it: {error}"
         raise ModelError(
             f"{name}: there is no such folder, and {reason}. Name a local folder, or check the network."
         ) from None
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Whether a folder holds a LoRA adapter."""
+    """Whether the folder holds a LoRA adapter."""
     return Path(folder, ADAPTER_FILE).exists()
 
 
 def base_of(folder: Path) -> str:
-    """The model that an adapter was trained on."""
+    """Return the name of the model that an adapter was trained on."""
     try:
         base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
     except (OSError, DataError, AttributeError) as error:
@@ -158,7 +158,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False, **options: 
 
 
 def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
-    """The messages as the tokenizer's chat template writes them. The template is its author's code and may fail."""
+    """Render messages with the tokenizer's chat template. Templates are third-party code and may fail."""
     from jinja2 import TemplateError
 
     try:
@@ -166,18 +166,18 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options
     except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         where = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
         raise ModelError(
-            f"{where}: its chat template fails ({first_sentence(error)}); correct it in chat_template.jinja or "
+            f"{where}: its chat template fails ({first_sentence(error)}); fix it in chat_template.jinja or "
             "tokenizer_config.json"
         ) from error
     return text
 
 
 def tokenizer_text(tokenizer: Any) -> str:
-    """The tokenizer's whole definition, or for a slow one its vocabulary; and its chat template."""
+    """Serialize the tokenizer for hashing: its definition (of a slow one its vocabulary) and its chat template."""
     template = getattr(tokenizer, "chat_template", None)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return json.dumps([sorted(tokenizer.get_vocab().items()), template])
-    # Truncation and padding are call options that tokenizers remember; they are not part of what a text means.
+    # Truncation and padding are options of the last call that tokenizers remember; they do not define the tokenizer.
     definition = json.loads(backend.to_str())
     return json.dumps([{**definition, "truncation": None, "padding": None}, template], sort_keys=True)

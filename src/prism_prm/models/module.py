@@ -1,9 +1,9 @@
 """The differentiable part of every PRM: a transformer over packed trees and a head at the read positions.
 
-It is an ordinary `torch.nn.Module` without state between calls, so that DDP, FSDP and peft can wrap it. Its parameters
-are named as in the published checkpoints (`model.…`, `score.…`).
+It is an ordinary `torch.nn.Module` without state between calls, so DDP, FSDP and peft can wrap it. Its parameters have
+the names of the published checkpoints (`model.…`, `score.…`).
 
-Shapes: B rows, L tokens of a row, Q new tokens, K tokens that can be seen, R reads, H hidden size, C head outputs,
+Shapes: B rows, L tokens of a row, Q new tokens, K visible tokens, R reads, H hidden size, C head outputs,
 O named log-odds.
 """
 
@@ -29,14 +29,14 @@ from prism_prm.models.packing import PackedBatch, Row, collate
 
 
 class LabelRows(nn.Linear):
-    """A language model's output layer of which only the rows of the label tokens are computed.
+    """A language model's output layer that computes only the rows of the label tokens.
 
-    It holds the whole matrix, so that a checkpoint stays a complete language model, but a read costs two products
-    and not one per word of the vocabulary.
+    It holds the whole matrix, so a checkpoint stays a complete language model, but a read costs two dot products
+    instead of one per vocabulary entry.
     """
 
     rows: tuple[int, ...] = ()
-    """The label tokens; the first is that of a right step."""
+    """Ids of the label tokens; the first one means a right step."""
 
     def forward(self, hidden_RH: Tensor) -> Tensor:
         rows = torch.tensor(self.rows, device=self.weight.device)
@@ -45,7 +45,7 @@ class LabelRows(nn.Linear):
 
 
 class ValueHead(nn.Module):
-    """One number per read position, named `summary` as in TRL's value heads."""
+    """One number per read position; the layer is named `summary` as in TRL's value heads."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -58,21 +58,21 @@ class ValueHead(nn.Module):
 
 @dataclass(frozen=True)
 class Halves:
-    """A backbone in two parts that share its weights: the lower layers, which stay frozen, and the rest.
+    """A backbone split in two parts that share its weights: the frozen lower layers, and the rest.
 
-    The lower part's activations never change, so they can be cached; training and scoring then run the upper part
-    alone. Both parts are the architecture's own model class with a part of its layers, so its forward pass is its own.
+    The activations of the lower part never change, so they can be cached; training and scoring then run the upper part
+    alone. Both parts are instances of the architecture's own model class, so they keep its forward pass.
     """
 
     lower: Any
-    """Embedding and the lowest layers; takes token ids."""
+    """The embedding and the lowest layers; takes token ids."""
     upper: Any
-    """The other layers and the last norm; takes the lower half's output as `inputs_embeds`."""
+    """The other layers and the final norm; takes the output of `lower` as `inputs_embeds`."""
 
 
 @torch.no_grad()
 def divide(backbone: Any, layers: int) -> Halves:
-    """The lowest layers and the others; an error where the two would not be the whole."""
+    """Split a backbone after its lowest layers. Raises if the two parts do not reproduce its output."""
     kind, stack = backbone.config.model_type, getattr(backbone, "layers", None)
     if not isinstance(stack, nn.ModuleList) or not isinstance(getattr(backbone, "norm", None), nn.Module):
         raise ModelError(
@@ -96,12 +96,12 @@ def divide(backbone: Any, layers: int) -> Halves:
 
     lower, upper = part(slice(None, layers)), part(slice(layers, None))
     lower.norm = nn.Identity()
-    # Some architectures scale what they take for embeddings, or count layers: then halves are not the whole.
+    # Some architectures rescale embeddings or depend on the layer index; for them the two parts give another output.
     ids = torch.arange(3, 19, device=next(backbone.parameters()).device)[None] % backbone.config.vocab_size
     hidden = lower(input_ids=ids, use_cache=False).last_hidden_state
-    found = upper(inputs_embeds=hidden, use_cache=False).last_hidden_state
-    whole = backbone(input_ids=ids, use_cache=False).last_hidden_state
-    if not torch.allclose(found, whole, rtol=1e-3, atol=1e-3):
+    split_output = upper(inputs_embeds=hidden, use_cache=False).last_hidden_state
+    full_output = backbone(input_ids=ids, use_cache=False).last_hidden_state
+    if not torch.allclose(split_output, full_output, rtol=1e-3, atol=1e-3):
         raise ModelError(f"{kind}: its layers cannot be run in two parts, so none can be cached")
     return Halves(lower, upper)
 
@@ -110,7 +110,7 @@ class PrmModule(nn.Module):
     """Backbone and head; call it with a `PackedBatch` to get the log-odds of its reads."""
 
     planned_for: str | None = None
-    """The kind of device that a module without weights stands for; None: its own."""
+    """The device type to plan for, set on modules without weights; None: the module's own."""
 
     def __init__(self, backbone: Any, head: nn.Module, family: Family) -> None:
         super().__init__()
@@ -124,12 +124,12 @@ class PrmModule(nn.Module):
         self.add_module(self.backbone_name, backbone)
         self.add_module(self.head_name, head)
         self.name_or_path: str | None = None
-        """Where it was loaded from; peft writes it into adapters as their base model."""
+        """The folder or hub id it was loaded from; peft writes it into adapters as their base model."""
         self.files: ModelFiles | None = None
-        """The files it was loaded from, as they were then."""
+        """A snapshot of the files it was loaded from."""
         self._no_split_modules = backbone._no_split_modules  # read by FSDP's and device maps' wrapping policies
         self.halves: Halves | None = None
-        """The backbone in two parts, where the lower one's output is cached."""
+        """The backbone in two parts, if the output of the lower one is cached."""
 
     @property
     def backbone(self) -> Any:
@@ -145,23 +145,22 @@ class PrmModule(nn.Module):
 
     @property
     def in_blocks(self) -> bool:
-        """Whether attention is computed block by block over the keys that are seen; else with dense or block masks."""
+        """Whether attention runs block by block over visible keys (`tree_attention`) instead of with a mask."""
         return self.attention == "sdpa" and (self.planned_for or self.device.type) == "cpu"
 
     @property
     def device(self) -> torch.device:
-        """Where input goes."""
         return next(self.parameters()).device
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """No dropout while scoring, also between two updates of training."""
+        """Disable dropout inside the block, also between two updates of training."""
         training = [part for part in self.modules() if part.training]
         self.eval()
         try:
             yield
         finally:
-            for part in training:  # one by one: frozen layers do not train beside those that do
+            for part in training:  # one by one: frozen layers stay in eval mode during training
                 part.training = True
 
     def gradient_checkpointing_enable(self, **options: Any) -> None:
@@ -169,45 +168,45 @@ class PrmModule(nn.Module):
         self.backbone.gradient_checkpointing_enable(**options)
 
     def collate(self, rows: Sequence[Row]) -> PackedBatch:
-        """The rows as a batch for its attention: flex works in whole blocks."""
+        """Collate rows for this module's attention: flex needs whole blocks."""
         return collate(rows, multiple=FLEX_BLOCK if self.attention == "flex" else 1)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """The log-odds_RO of the batch's reads."""
+        """Compute the log-odds_RO of the batch's reads."""
         if batch.hidden_BLH is None:
             hidden_BLH = self._packed(batch, self.backbone, input_ids=batch.input_ids_BL)
         else:
-            assert self.halves is not None, "who gives hidden states has divided the backbone"
+            assert self.halves is not None, "hidden states need a divided backbone"
             hidden_BLH = self._packed(batch, self.halves.upper, inputs_embeds=batch.hidden_BLH)
         return self.read(hidden_BLH[batch.read_row_R, batch.read_col_R])
 
     @torch.no_grad()
     def lower(self, batch: PackedBatch) -> Tensor:
-        """The hidden_BLH behind the lower half's layers, which are frozen."""
-        assert self.halves is not None, "who asks for the lower half has divided the backbone"
+        """Compute the hidden_BLH after the frozen lower layers."""
+        assert self.halves is not None, "the lower half needs a divided backbone"
         return self._packed(batch, self.halves.lower, input_ids=batch.input_ids_BL)
 
-    def _packed(self, batch: PackedBatch, backbone: Any, **given: Tensor) -> Tensor:
-        """The last hidden states of a backbone, or a part of it, over packed trees."""
+    def _packed(self, batch: PackedBatch, backbone: Any, **inputs: Tensor) -> Tensor:
+        """Compute the last hidden states of a backbone, or a part of it, over packed trees."""
         layout = batch.end_BL, batch.position_ids_BL
-        # Rows of a single block gain nothing from blocks, and one call for all of them is faster than one for each.
+        # Rows that fit one block gain nothing from blocks; one dense call for all rows is faster.
         if self.in_blocks and batch.input_ids_BL.shape[1] > attention.BLOCK:
             dtype = self.backbone.dtype
             blocks = [attention.visible_blocks(*layout, window, dtype) for window in self.windows.values()]
             tickets = {kind: attention.ticket(i, dtype) for i, kind in enumerate(self.windows)}
-            return self._call(backbone, batch.position_ids_BL, tickets, tree_blocks=blocks, **given)
+            return self._call(backbone, batch.position_ids_BL, tickets, tree_blocks=blocks, **inputs)
         make = attention.block_mask if self.attention == "flex" else attention.dense_mask
         masks = {kind: make(*layout, window) for kind, window in self.windows.items()}
-        return self._call(backbone, batch.position_ids_BL, masks, **given)
+        return self._call(backbone, batch.position_ids_BL, masks, **inputs)
 
     def run(self, ids_BQ: Tensor, positions_BQ: Tensor, masks: dict[str, Any], cache: Any) -> Tensor:
-        """The last hidden states of new tokens over kept ones."""
+        """Compute the last hidden states of new tokens on top of a KV cache."""
         return self._call(self.backbone, positions_BQ, masks, input_ids=ids_BQ, past_key_values=cache, use_cache=True)
 
     def _call(self, backbone: Any, positions_BQ: Tensor, masks: dict[str, Any], **others: Any) -> Tensor:
-        """The last hidden states; `masks` has one mask per kind of attention layer (see `attention_windows`)."""
-        ready = {kind: self._additive(mask) for kind, mask in masks.items()}
-        mask = ready if len(ready) > 1 else next(iter(ready.values()))
+        """Run the backbone; `masks` has one mask per kind of attention layer (see `attention_windows`)."""
+        additive = {kind: self._additive(mask) for kind, mask in masks.items()}
+        mask = additive if len(additive) > 1 else next(iter(additive.values()))
         with (
             attention.eager_flex() if self.attention == "flex" and positions_BQ.device.type == "cpu" else nullcontext()
         ):
@@ -220,27 +219,27 @@ class PrmModule(nn.Module):
         return hidden_BQH
 
     def _additive(self, mask: Any) -> Any:
-        """A dense mask as numbers to add, made once and not in every layer again; autocast makes its own."""
+        """Convert a boolean mask to an additive one, once instead of in every layer; autocast converts it itself."""
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or torch.is_autocast_enabled(mask.device.type):
             return mask
-        nothing = torch.zeros((), dtype=self.backbone.dtype, device=mask.device)
-        return torch.where(mask, nothing, -torch.inf)
+        zero = torch.zeros((), dtype=self.backbone.dtype, device=mask.device)
+        return torch.where(mask, zero, -torch.inf)
 
     def read(self, hidden_RH: Tensor) -> Tensor:
-        """Hidden states at read positions → log-odds, in 32 bits at least."""
+        """Convert hidden states at read positions to log-odds, in at least 32 bits."""
         logits_RC: Tensor = self.head(hidden_RH)
         return self.to_log_odds(logits_RC if logits_RC.dtype == torch.float64 else logits_RC.float())
 
 
 def hash_model(module: PrmModule, family: Family) -> str:
-    """A hash of what decides a PRM's scores, as 32 hexadecimal digits; a few seconds for billions of parameters.
+    """Hash everything that affects a PRM's scores, as 32 hex digits; takes a few seconds for billions of parameters.
 
-    It is taken from memory, so it is right also after training or merging an adapter. It covers every parameter as
-    loaded (so the same folder in another dtype is another model), the backbone's config, the tokenizer, and the family
-    with its settings. It leaves out what changes no score: threshold, aggregator, versions.
+    The hash is computed from memory, so it is correct after training or merging an adapter. It covers every parameter
+    as loaded (so the same folder in another dtype is another model), the backbone's config, the tokenizer, and the
+    family with its settings. It leaves out what changes no score: threshold, aggregator, versions.
     """
     config = plain_config(module.config)
-    config |= dict.fromkeys(family.config_extras)  # written with the head, which the weights below show
+    config |= dict.fromkeys(family.config_extras)  # they describe the head, whose weights are hashed below
     facts = {"family": family.name, "settings": family.chosen, "compat": family.compat, "config": config}
     if family.sha256:
         facts["code"] = family.sha256

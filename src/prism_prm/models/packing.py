@@ -1,8 +1,8 @@
-"""Packed trees: every node of a tree of steps in one row of tokens, each seeing its own ancestors only.
+"""Packed trees: every node of a tree of steps in one row of tokens, where each node sees only its own ancestors.
 
-A tree is laid out depth first, so the descendants of a token are a stretch behind it: token q sees token k iff
-k ≤ q < end[k]. Two integers per token, position and end, say everything; the same rule gives a dense mask or a
-block mask. A tree too big for a row is split by branches, and the trunk is repeated where it is needed.
+A tree is laid out depth first, so the descendants of a token directly follow it: token q sees token k iff
+k ≤ q < end[k]. Two integers per token, position and end, define the whole mask, dense or in blocks. A tree that is too
+big for a row is split by branches, and the trunk is repeated where it is needed.
 
     encode_tree (token ids) → pack (rows) → batch_rows → collate (tensors)
 
@@ -25,7 +25,7 @@ from prism_prm.tree import ROOT, StepTree
 Group = Sequence[int]
 """Nodes that must be read in one row, such as the two nodes of a pair."""
 Parts = list[tuple[set[int], set[int]]]
-"""Rows to be: (nodes to lay out, nodes to read)."""
+"""(nodes to lay out, nodes to read) of each row."""
 
 
 class Layout(Protocol):
@@ -37,19 +37,19 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EncodedTree:
-    """A tree as token ids; cheap to make and to keep."""
+    """A tree as token ids."""
 
     prompt: tuple[int, ...]
     ids: tuple[tuple[int, ...], ...]
-    """Per node the ids that it adds to its parent's."""
+    """Per node, the ids that it adds to its parent's."""
     reads: tuple[int, ...]
-    """Per node the offset in its ids where it is read."""
+    """Per node, the offset in its ids where its score is read."""
     parents: tuple[int, ...]
     starts: tuple[int, ...]
-    """Per node how many tokens come before it on its path."""
+    """Per node, the number of tokens before it on its path."""
 
     def path_tokens(self, node: int) -> int:
-        """How many tokens are needed to read the node."""
+        """Count the tokens needed to read the node."""
         return self.starts[node] + self.reads[node] + 1
 
     @property
@@ -59,7 +59,7 @@ class EncodedTree:
 
 
 def encode_tree(tree: StepTree, family: Layout) -> EncodedTree:
-    """The tree's token ids as the family lays them out."""
+    """Encode a tree with a family's layout."""
     try:
         prompt = tuple(family.prompt_ids(tree.problem))
     except DataError as error:
@@ -80,7 +80,7 @@ def encode_tree(tree: StepTree, family: Layout) -> EncodedTree:
 
 
 def describe(tree: StepTree, node: int | None = None) -> str:
-    """A tree and perhaps one of its nodes, for messages."""
+    """Name a tree, and optionally one of its nodes, in messages."""
     name = f" ({tree.name})" if tree.name else ""
     place = f"{tree.where}: " if tree.where else ""
     return f"{place}tree {tree.tree_id}{name}" + ("" if node is None else f", node {node}")
@@ -94,11 +94,11 @@ class Row:
     positions_L: np.ndarray
     ends_L: np.ndarray
     reads: tuple[int, ...]
-    """Columns that are read."""
+    """The columns to read."""
     owners: tuple[tuple[int, int], ...]
-    """For each read (index of the tree in what was packed, node)."""
+    """For each read, (index of the packed tree, node)."""
     starts: tuple[int, ...]
-    """Columns where a prompt's or a step's tokens begin."""
+    """The columns where a prompt or a step begins."""
 
     def __len__(self) -> int:
         return len(self.ids_L)
@@ -111,14 +111,14 @@ def pack(
     *,
     pair_cost: float = 0.0,
 ) -> list[Row]:
-    """Rows of at most `row_tokens` tokens that read the wanted nodes (default: all), one part of one tree each.
+    """Pack trees into rows of at most `row_tokens` tokens; each row holds one tree or a part of it.
 
-    `wanted` has for each tree the groups of nodes to read; a group is never split. Only wanted nodes and their
-    ancestors are laid out. A node in several groups may be read in several rows. A group whose own
-    paths exceed `row_tokens` has a longer row to itself: a path cannot be split.
+    `wanted` has for each tree the groups of nodes to read (by default all nodes); a group is never split. Only wanted
+    nodes and their ancestors are laid out. A node in several groups may be read in several rows. A group whose paths
+    exceed `row_tokens` gets a longer row of its own, because a path cannot be split.
 
-    `pair_cost` is what attention costs per (token, token) of a row, with the rest of the model's work per token as 1.
-    With a dense mask a long row costs its square, so a tree is then split where that is estimated to be cheapest.
+    `pair_cost` is the cost of attention per (token, token) of a row; the rest of the model's work per token is 1. With
+    a dense mask the cost grows with the square of the row, so trees are split where the estimated cost is lowest.
     """
     rows = []
     for index, tree in enumerate(trees):
@@ -132,10 +132,10 @@ def pack(
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:
-    """All nodes, each before its descendants, small branches first.
+    """Order all nodes depth first, small branches first.
 
-    Small branches first puts the candidates of one position next to each other, before the trunk continues, so that
-    a split row repeats only the trunk up to its own positions.
+    This puts the candidates of one position next to each other, before the trunk continues. A split row then repeats
+    the trunk only up to its own positions.
     """
     sizes = [1] * len(parents)
     children: dict[int, list[int]] = {}
@@ -157,7 +157,7 @@ def depth_first(parents: Sequence[int]) -> list[int]:
 def _split(
     tree: EncodedTree, groups: Sequence[Group], row_tokens: int, order: Sequence[int]
 ) -> Iterator[tuple[set[int], set[int]]]:
-    """(nodes to lay out, nodes to read) of each row: groups in depth-first order, as many as fit."""
+    """Yield (nodes to lay out, nodes to read) of each row: groups in depth-first order, as many as fit."""
     rank = {node: i for i, node in enumerate(order)}
     part: set[int] = set()
     reads: set[int] = set()
@@ -178,7 +178,7 @@ def _split(
 
 
 def _missing(tree: EncodedTree, group: Group, part: set[int]) -> set[int]:
-    """The nodes and ancestors of a group that a part does not have yet."""
+    """Return the group's nodes and ancestors that the part does not have yet."""
     new: set[int] = set()
     for node in group:
         while node != ROOT and node not in part and node not in new:
@@ -188,16 +188,16 @@ def _missing(tree: EncodedTree, group: Group, part: set[int]) -> set[int]:
 
 
 def _cheapest(
-    tree: EncodedTree, groups: Sequence[Group], row_tokens: int, order: Sequence[int], pair_cost: float, whole: Parts
+    tree: EncodedTree, groups: Sequence[Group], row_tokens: int, order: Sequence[int], pair_cost: float, first: Parts
 ) -> Parts:
-    """The cheapest of splits into ever shorter rows, down to the longest path."""
+    """Try shorter and shorter rows, down to the longest path, and return the cheapest split."""
 
     def cost(parts: Parts) -> float:
         sizes = [len(tree.prompt) + sum(len(tree.ids[node]) for node in part) for part, _ in parts]
         return sum(size + pair_cost * size * size for size in sizes)
 
     longest = max(tree.path_tokens(node) for group in groups for node in group)
-    best, least = whole, cost(whole)
+    best, least = first, cost(first)
     limit = min(row_tokens, tree.num_tokens)
     while (limit := int(limit / 1.4)) > longest:
         parts = list(_split(tree, groups, limit, order))
@@ -207,14 +207,14 @@ def _cheapest(
 
 
 def _lay_out(tree: EncodedTree, index: int, part: set[int], reads: set[int], order: Sequence[int]) -> Row:
-    """One row: the prompt and the part's nodes, depth first."""
+    """Build one row: the prompt and the part's nodes, depth first."""
     inner = {tree.parents[node] for node in part}
     ids = list(tree.prompt)
     positions = list(range(len(tree.prompt)))
     spans: dict[int, tuple[int, int]] = {ROOT: (0, len(ids))}
     nodes = [node for node in order if node in part]
     for node in nodes:
-        # Nothing looks at what a leaf has behind its read position.
+        # Nothing attends to a leaf's tokens after its read position.
         step = tree.ids[node] if node in inner else tree.ids[node][: tree.reads[node] + 1]
         spans[node] = (len(ids), len(ids) + len(step))
         ids += step
@@ -238,27 +238,27 @@ def _lay_out(tree: EncodedTree, index: int, part: set[int], reads: set[int], ord
 
 
 def merge_rows(rows: Sequence[Row], row_tokens: int) -> list[Row]:
-    """Several tree parts per row, longest first where they fit: for block masks, which skip what is not seen."""
-    shelves: list[list[Row]] = []
+    """Combine rows, longest first, for block masks, which skip invisible blocks."""
+    bins: list[list[Row]] = []
     space: list[int] = []
     for row in sorted(rows, key=len, reverse=True):
-        at = next((i for i, free in enumerate(space) if len(row) <= free), len(shelves))
-        if at == len(shelves):
-            shelves.append([])
+        at = next((i for i, free in enumerate(space) if len(row) <= free), len(bins))
+        if at == len(bins):
+            bins.append([])
             space.append(max(row_tokens, len(row)))
-        shelves[at].append(row)
+        bins[at].append(row)
         space[at] -= len(row)
     merged = []
-    for shelf in shelves:
-        offsets = np.cumsum([0, *map(len, shelf[:-1])]).tolist()
-        placed = list(zip(shelf, offsets, strict=True))
+    for members in bins:
+        offsets = np.cumsum([0, *map(len, members[:-1])]).tolist()
+        placed = list(zip(members, offsets, strict=True))
         merged.append(
             Row(
-                np.concatenate([row.ids_L for row in shelf]),
-                np.concatenate([row.positions_L for row in shelf]),
+                np.concatenate([row.ids_L for row in members]),
+                np.concatenate([row.positions_L for row in members]),
                 np.concatenate([row.ends_L + offset for row, offset in placed]),
                 tuple(column + offset for row, offset in placed for column in row.reads),
-                tuple(owner for row in shelf for owner in row.owners),
+                tuple(owner for row in members for owner in row.owners),
                 tuple(start + offset for row, offset in placed for start in row.starts),
             )
         )
@@ -266,15 +266,15 @@ def merge_rows(rows: Sequence[Row], row_tokens: int) -> list[Row]:
 
 
 def batch_rows(rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
-    """Rows of similar length together, as many as `token_budget` tokens allow with padding; longest first.
+    """Group rows of similar length into batches of at most `token_budget` tokens, padding included; longest first.
 
-    A batch that is already worth its launch takes no row that would be a fifth padding.
+    A batch that is already a quarter full takes no row that would be more than a fifth padding.
     """
     batches: list[list[Row]] = []
     for row in sorted(rows, key=len, reverse=True):
         longest, size = (len(batches[-1][0]), len(batches[-1])) if batches else (0, 0)
-        is_like = len(row) >= 0.8 * longest or longest * size < token_budget / 4
-        if batches and is_like and (size + 1) * longest <= token_budget:
+        is_similar = len(row) >= 0.8 * longest or longest * size < token_budget / 4
+        if batches and is_similar and (size + 1) * longest <= token_budget:
             batches[-1].append(row)
         else:
             batches.append([row])
@@ -283,7 +283,7 @@ def batch_rows(rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """What a PRM's `forward` takes."""
+    """The input of `PrmModule.forward`."""
 
     input_ids_BL: Tensor
     position_ids_BL: Tensor
@@ -291,12 +291,11 @@ class PackedBatch:
     read_row_R: Tensor
     read_col_R: Tensor
     owners: tuple[tuple[int, int], ...]
-    """For each read (index of the tree in what was packed, node)."""
+    """For each read, (index of the packed tree, node)."""
     hidden_BLH: Tensor | None = None
     """The frozen layers' activations, if cached; the model then continues from there."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
-        """The same batch on a device."""
         names = ("input_ids_BL", "position_ids_BL", "end_BL", "read_row_R", "read_col_R", "hidden_BLH")
         moved: dict[str, Any] = {
             name: value.to(device, non_blocking=non_blocking)
@@ -307,7 +306,7 @@ class PackedBatch:
 
 
 def collate(rows: Sequence[Row], *, pad_id: int = 0, multiple: int = 1) -> PackedBatch:
-    """The rows as tensors, padded on the right to a multiple; a padding token sees and is seen by itself alone."""
+    """Stack rows into tensors, padded on the right to a multiple; a padding token sees only itself."""
     length = -(-max(len(row) for row in rows) // multiple) * multiple
     ids_BL = np.full((len(rows), length), pad_id, np.int64)
     positions_BL = np.zeros((len(rows), length), np.int64)
@@ -327,5 +326,5 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0, multiple: int = 1) -> Packe
 
 
 def read_index(batch: PackedBatch) -> Mapping[tuple[int, int], int]:
-    """(tree, node) → the read that shows it, for picking the two nodes of a pair."""
+    """Map (tree, node) to its read, to find the two nodes of a pair."""
     return {owner: i for i, owner in enumerate(batch.owners)}

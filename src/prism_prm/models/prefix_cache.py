@@ -1,12 +1,11 @@
-"""Requests that have a prefix in common: what they share is computed once.
+"""Compute shared prefixes once, across requests and within one.
 
-`PrefixCache` keeps session states for requests that come one by one. Its trees are tries of token ids, one for each
-owner and prompt. Whatever a call has in common with what is kept, or within itself, is computed once. States are
-bounded in bytes; the least recently used leave first. Owners share nothing, so that neither a score nor the time it
-takes tells one of them what another has asked. It keeps `SessionNode`s, as sessions do, and evicts them by use; a
-session's are dropped by its search, so the two have the nodes and the passes through the model in common, and no more.
+`PrefixCache` keeps key/value states between requests. It holds one trie of token ids per owner and prompt, and computes
+each shared prefix once. The cache is bounded in bytes and evicts the least recently used nodes first. Owners share
+nothing, so neither a score nor its latency reveals what another owner has sent. Like sessions, it is made of
+`SessionNode`s; a session drops its nodes explicitly, the cache evicts them.
 
-`score_merged` merges the trees of one call that share a problem, where nothing is kept.
+`score_merged` merges the trees of one call that share a problem. It keeps nothing between calls.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ if TYPE_CHECKING:
     from prism_prm.models.prm import PRM
 
 CHUNK = 1024
-"""New tokens of one problem that go through the model at once; more of them would pay for a large dense mask."""
+"""Maximum number of new tokens of one problem per forward pass; with more, the dense mask gets too large."""
 NODE_BYTES = 1024
-"""What a node costs beside its states, roughly: Python objects and the headers of its tensors."""
+"""Approximate overhead of a node besides its states: Python objects and tensor headers."""
 
 Key = tuple[SessionNode | None, Hashable]
-"""Of a root: None and (owner, prompt). Of a step: its parent and (ids, where they are read)."""
+"""For a root: None and (owner, prompt). For a step: its parent and (ids, read offset)."""
 TreeT = TypeVar("TreeT")
-Places = list[int]
-"""For each node of a tree the node of the merged one that it became."""
+NodeMap = list[int]
+"""For each node of a tree, its node in the merged tree."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CachedScores:
     """The scores of one tree."""
 
     log_odds_NO: np.ndarray
     cached_tokens: int
-    """How many of its tokens were in the cache."""
+    """How many of the tree's tokens were in the cache."""
 
 
 class PrefixCache:
-    """Kept states of one PRM."""
+    """The cached key/value states of one PRM."""
 
     def __init__(self, prm: PRM, max_bytes: int) -> None:
         check_session(prm.module)
@@ -61,39 +60,39 @@ class PrefixCache:
         self._token_bytes = sum(tensor.nbytes for tensor in probe.keys_values or ())
         self._nodes: dict[Key, SessionNode] = {}
         self._order: OrderedDict[SessionNode, Key] = OrderedDict()
-        """Least recently used first. A node is used after its children are, so what stands first has none."""
+        """Least recently used first. Children are touched before their parents, so the first node is a leaf."""
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def score(self, asked: Sequence[tuple[Hashable, EncodedTree]]) -> list[Found | None]:
-        """The scores of each (owner, tree), all of which fit the context; None where its states alone exceed the cache.
+    def score(self, requests: Sequence[tuple[Hashable, EncodedTree]]) -> list[CachedScores | None]:
+        """Score each (owner, tree); every tree must fit the context. None for a tree that is larger than the cache.
 
-        What does not fit at once is halved, so that trees that share a prompt stay together.
+        Requests that do not fit together are split in halves, such that trees with the same prompt stay together.
         """
         firsts: dict[tuple[Hashable, tuple[int, ...]], int] = {}
-        groups = [firsts.setdefault((owner, tree.prompt), i) for i, (owner, tree) in enumerate(asked)]
-        waiting = [sorted(range(len(asked)), key=groups.__getitem__)]
-        found: dict[int, Found | None] = {}
-        while waiting:
-            numbers = waiting.pop()
-            scored = self._score_together([asked[i] for i in numbers])
+        groups = [firsts.setdefault((owner, tree.prompt), i) for i, (owner, tree) in enumerate(requests)]
+        pending = [sorted(range(len(requests)), key=groups.__getitem__)]
+        results: dict[int, CachedScores | None] = {}
+        while pending:
+            numbers = pending.pop()
+            scored = self._score_together([requests[i] for i in numbers])
             if scored is not None:
-                found |= zip(numbers, scored, strict=True)
+                results |= zip(numbers, scored, strict=True)
             elif len(numbers) == 1:
-                found[numbers[0]] = None
+                results[numbers[0]] = None
             else:
                 half = len(numbers) // 2
-                waiting += [numbers[half:], numbers[:half]]
-        return [found[i] for i in range(len(asked))]
+                pending += [numbers[half:], numbers[:half]]
+        return [results[i] for i in range(len(requests))]
 
-    def _score_together(self, asked: Sequence[tuple[Hashable, EncodedTree]]) -> list[Found] | None:
-        """The scores of all; None if their states exceed the cache."""
+    def _score_together(self, requests: Sequence[tuple[Hashable, EncodedTree]]) -> list[CachedScores] | None:
+        """Score all requests in one go; None if their states exceed the cache."""
         new: dict[Key, SessionNode] = {}
         """Parents before their children."""
         trees: list[list[SessionNode]] = []
-        """For each tree its root and its nodes."""
-        for number, (owner, tree) in enumerate(asked):
+        """For each tree, its root and its nodes."""
+        for number, (owner, tree) in enumerate(requests):
             key: Key = (None, (owner, tree.prompt))
             root = self._nodes.get(key) or new.get(key)
             if root is None:
@@ -108,10 +107,10 @@ class PrefixCache:
                     node = new[key] = SessionNode(number, above, "", ids, start, read, depth)
                 nodes.append(node)
             trees.append(nodes)
-        held = [{node for node in nodes if node in self._order} for nodes in trees]
+        cached_nodes = [{node for node in nodes if node in self._order} for nodes in trees]
         self._touch(trees)
         size = sum(map(self._size, new.values()))
-        if sum(map(self._size, set().union(*held))) + size > self.max_bytes:
+        if sum(map(self._size, set().union(*cached_nodes))) + size > self.max_bytes:
             return None
         while self.num_bytes > self.max_bytes - size:
             node, key = self._order.popitem(last=False)
@@ -124,15 +123,15 @@ class PrefixCache:
         self.num_bytes += size
         self._touch(trees)
         return [
-            Found(
+            CachedScores(
                 np.array([node.log_odds for node in nodes[1:]]).reshape(-1, len(self.prm.outputs)),
                 sum(len(node.ids) for node in cached),
             )
-            for nodes, cached in zip(trees, held, strict=True)
+            for nodes, cached in zip(trees, cached_nodes, strict=True)
         ]
 
     def held_tokens(self, owner: Hashable, tree: EncodedTree) -> int:
-        """How many tokens of a tree are kept now; from any thread, so that it is only an estimate."""
+        """Estimate how many tokens of a tree are cached now. May be called from any thread, without a lock."""
         nodes = [self._nodes.get((None, (owner, tree.prompt)))]
         for ids, read, parent in zip(tree.ids, tree.reads, tree.parents, strict=True):
             above = nodes[parent - ROOT]
@@ -143,14 +142,14 @@ class PrefixCache:
         return NODE_BYTES + len(node.ids) * self._token_bytes
 
     def _touch(self, trees: Iterable[Sequence[SessionNode]]) -> None:
-        """Their nodes were used: children first."""
+        """Mark all nodes as used, children first."""
         for nodes in trees:
             for node in reversed(nodes):
                 if node in self._order:
                     self._order.move_to_end(node)
 
     def _compute(self, new: Sequence[SessionNode]) -> None:
-        """Run new nodes: chunks that stand on other chunks after those."""
+        """Run new nodes in chunks, each after the chunks that it builds on."""
         waves: list[list[Growth]] = []
         for level, chunk in _chunks(new):
             waves += [[] for _ in range(level + 1 - len(waves))]
@@ -161,13 +160,13 @@ class PrefixCache:
 
 
 def _chunks(new: Sequence[SessionNode]) -> list[tuple[int, list[SessionNode]]]:
-    """(how many chunks it stands on, its nodes) of each chunk; nodes of one tree are together, depth first."""
-    below: dict[SessionNode, list[SessionNode]] = {}
+    """Return (level, nodes) of each chunk, which builds on lower levels. A tree's nodes come together, depth first."""
+    children: dict[SessionNode, list[SessionNode]] = {}
     firsts: dict[SessionNode, list[SessionNode]] = {}
-    among = set(new)
+    new_nodes = set(new)
     for node in new:
-        if node.parent in among:
-            below.setdefault(node.parent, []).append(node)
+        if node.parent in new_nodes:
+            children.setdefault(node.parent, []).append(node)
         else:
             firsts.setdefault(node.path()[0], []).append(node)
     chunks: list[tuple[int, list[SessionNode]]] = []
@@ -176,7 +175,7 @@ def _chunks(new: Sequence[SessionNode]) -> list[tuple[int, list[SessionNode]]]:
         room = 0
         while stack:
             node = stack.pop()
-            stack += below.get(node, ())
+            stack += children.get(node, ())
             if not room or len(node.ids) > room:
                 chunks.append((0, []))
                 room = CHUNK
@@ -191,25 +190,25 @@ def _chunks(new: Sequence[SessionNode]) -> list[tuple[int, list[SessionNode]]]:
 
 def score_merged(
     trees: Sequence[TreeT],
-    shared: Callable[[int], Hashable],
-    merge: Callable[[Sequence[TreeT]], tuple[TreeT, list[Places]]],
+    group_key: Callable[[int], Hashable],
+    merge: Callable[[Sequence[TreeT]], tuple[TreeT, list[NodeMap]]],
     score: Callable[[Sequence[TreeT]], Sequence[np.ndarray]],
 ) -> list[np.ndarray]:
-    """The log-odds_NO of each tree; trees of which `shared` gives the same are merged before they are scored."""
+    """Compute the log-odds_NO of each tree; trees with the same group key are merged first."""
     groups: dict[Hashable, list[int]] = {}
     for i in range(len(trees)):
-        groups.setdefault(shared(i), []).append(i)
+        groups.setdefault(group_key(i), []).append(i)
     merged = [merge([trees[i] for i in members]) for members in groups.values()]
-    found: dict[int, np.ndarray] = {}
+    results: dict[int, np.ndarray] = {}
     scores = score([tree for tree, _ in merged])
-    for members, (_, places), values_NO in zip(groups.values(), merged, scores, strict=True):
-        found |= {i: values_NO[where] for i, where in zip(members, places, strict=True)}
-    return [found[i] for i in range(len(trees))]
+    for members, (_, node_maps), values_NO in zip(groups.values(), merged, scores, strict=True):
+        results |= {i: values_NO[node_map] for i, node_map in zip(members, node_maps, strict=True)}
+    return [results[i] for i in range(len(trees))]
 
 
-def merge_encoded(trees: Sequence[EncodedTree]) -> tuple[EncodedTree, list[Places]]:
-    """One tree of those with the same prompt."""
-    firsts, parents, places = _merge([(list(zip(tree.ids, tree.reads, strict=True)), tree.parents) for tree in trees])
+def merge_encoded(trees: Sequence[EncodedTree]) -> tuple[EncodedTree, list[NodeMap]]:
+    """Merge trees with the same prompt into one."""
+    firsts, parents, maps = _merge([(list(zip(tree.ids, tree.reads, strict=True)), tree.parents) for tree in trees])
     tree = EncodedTree(
         trees[0].prompt,
         tuple(trees[i].ids[node] for i, node in firsts),
@@ -217,32 +216,35 @@ def merge_encoded(trees: Sequence[EncodedTree]) -> tuple[EncodedTree, list[Place
         parents,
         tuple(trees[i].starts[node] for i, node in firsts),
     )
-    return tree, places
+    return tree, maps
 
 
-def merge_trees(trees: Sequence[StepTree]) -> tuple[StepTree, list[Places]]:
-    """One tree of those with the same problem."""
-    firsts, parents, places = _merge([([step.text for step in tree.nodes], tree.parents) for tree in trees])
+def merge_trees(trees: Sequence[StepTree]) -> tuple[StepTree, list[NodeMap]]:
+    """Merge trees with the same problem into one."""
+    firsts, parents, maps = _merge([([step.text for step in tree.nodes], tree.parents) for tree in trees])
     nodes = tuple(trees[i].nodes[node] for i, node in firsts)
-    return StepTree(0, trees[0].problem, nodes, parents, ()), places
+    return StepTree(0, trees[0].problem, nodes, parents, ()), maps
 
 
 def _merge(
     trees: Sequence[tuple[Sequence[Hashable], Sequence[int]]],
-) -> tuple[list[tuple[int, int]], tuple[int, ...], list[Places]]:
-    """For trees as (what each node says, parents): the first (tree, node) of each merged node, its parent, places."""
-    known: dict[tuple[int, Hashable], int] = {}
+) -> tuple[list[tuple[int, int]], tuple[int, ...], list[NodeMap]]:
+    """Merge trees given as (node keys, parents).
+
+    Returns the first (tree, node) of each merged node, its parent, and the node maps.
+    """
+    merged: dict[tuple[int, Hashable], int] = {}
     firsts: list[tuple[int, int]] = []
-    parents: list[int] = []
-    places: list[Places] = []
-    for i, (said, above) in enumerate(trees):
-        where: Places = []
-        for node, (key, parent) in enumerate(zip(said, above, strict=True)):
-            at = ROOT if parent == ROOT else where[parent]
-            if (at, key) not in known:
-                known[at, key] = len(firsts)
+    merged_parents: list[int] = []
+    node_maps: list[NodeMap] = []
+    for i, (keys, parents) in enumerate(trees):
+        node_map: NodeMap = []
+        for node, (key, parent) in enumerate(zip(keys, parents, strict=True)):
+            above = ROOT if parent == ROOT else node_map[parent]
+            if (above, key) not in merged:
+                merged[above, key] = len(firsts)
                 firsts.append((i, node))
-                parents.append(at)
-            where.append(known[at, key])
-        places.append(where)
-    return firsts, tuple(parents), places
+                merged_parents.append(above)
+            node_map.append(merged[above, key])
+        node_maps.append(node_map)
+    return firsts, tuple(merged_parents), node_maps

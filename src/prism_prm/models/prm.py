@@ -1,7 +1,7 @@
 """`PRM`: a process reward model to score with, train, and save.
 
-Whole trees are made to fit the context, packed, and run in batches by token budget; every score is checked. A path
-longer than the context is an error by default, else a counted choice; never a made-up score.
+Trees are packed and run in batches by token budget, and every score is checked to be finite. A path that is longer than
+the context is an error by default; `on_too_long` can drop its earliest steps or skip it, and such steps are counted.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TREES_AT_ONCE = 512
-"""Trees are laid out and sorted by length within chunks of this many, so that memory stays bounded."""
+"""Trees are packed and sorted by length in chunks of this size, to bound memory."""
 
 
 class PRM(Scorer):
-    """A PRM: its differentiable module, its family's layout, and how to score with them.
+    """A process reward model: its differentiable module and the text layout of its family.
 
-    `load_prm` and `PRM.from_pretrained` read one, `init_prm` makes one.
+    Load one with `load_prm` or `PRM.from_pretrained`; make a new one with `init_prm`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PRM(Scorer):
         on_too_long: OnTooLong = "error",
         cache: CacheSettings | None = None,
     ) -> None:
-        check_choice(on_too_long)
+        check_on_too_long(on_too_long)
         self.module = module
         self.cache = LowerCache(module, cache) if cache else None
         """The cache of frozen-layer activations, or None."""
@@ -75,9 +75,9 @@ class PRM(Scorer):
         self.outputs = family.outputs
         self.card: Card = card
         self.token_budget = token_budget or (8192 if module.device.type == "cpu" else 16384)
-        """Tokens of one forward pass, padding included."""
+        """Tokens per forward pass, padding included."""
         self.context: int = context or module.config.max_position_embeddings
-        """The longest path that is scored."""
+        """The maximum length of a path in tokens."""
         self.on_too_long: OnTooLong = on_too_long
 
     @classmethod
@@ -86,7 +86,7 @@ class PRM(Scorer):
 
         Args:
             name: folder or hub id of a PRM or a LoRA adapter, or the folder of a `prism train` run.
-            options: those of `load_prm`.
+            options: the options of `load_prm`.
 
         Example:
             >>> prm = PRM.from_pretrained("my-prm", context=512)
@@ -105,7 +105,7 @@ class PRM(Scorer):
         return self.family.text.tokenizer
 
     def encode_tree(self, tree: StepTree) -> EncodedTree:
-        """The tree's token ids; cheap, and independent of the weights."""
+        """Return the tree's token ids; cheap, and independent of the weights."""
         return encode_tree(tree, self.family)
 
     def score_trees(
@@ -116,42 +116,42 @@ class PRM(Scorer):
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or only of the wanted ones.
+        """Score all nodes of each tree, or only the wanted ones.
 
         Args:
             trees: problems with their trees of steps.
-            wanted: for each tree the nodes to score; default: all.
+            wanted: for each tree, the nodes to score. By default all.
             progress: show a progress bar on standard error.
-            advance: called with the number of further trees that are done.
+            advance: a callback, called with the number of newly finished trees.
 
         Example:
             >>> prm = load_prm("my-prm")
-            >>> [found] = prm.score_trees([StepTree.chain("1 + 2?", ["Add.", "3"])], wanted=[[1]])
-            >>> found.scored, found.outputs
+            >>> [scores] = prm.score_trees([StepTree.chain("1 + 2?", ["Add.", "3"])], wanted=[[1]])
+            >>> scores.scored, scores.outputs
             ([1], ('correct',))
         """
         wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
         results: list[TreeScores] = []
         with bar_on_stderr("scoring", len(trees), shown=progress) as bar, self.module.scoring():
             for start in range(0, len(trees), TREES_AT_ONCE):
-                some = slice(start, start + TREES_AT_ONCE)
-                results += score_chunk(self, trees[some], wanted[some])
+                chunk = slice(start, start + TREES_AT_ONCE)
+                results += score_chunk(self, trees[chunk], wanted[chunk])
                 bar(len(results) - start)
                 advance(len(results) - start)
         return results
 
     def fill_cache(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> None:
-        """Keep what scoring or training on these nodes will ask of the lower layers."""
+        """Cache the lower layers' activations that scoring or training on these nodes needs."""
         assert self.cache is not None, "a PRM is loaded with a cache or without"
         items, _ = fit_all(self, trees, wanted)
         with self.module.scoring():
             self.cache.fill(rows_of(self, items), self.token_budget)
 
     def session(self, problems: Sequence[str]) -> Session:
-        """Open growing trees of steps, one per problem, with a KV cache: only new tokens go through the model.
+        """Open a session: one growing tree per problem, with a KV cache, so only new tokens go through the model.
 
         Args:
-            problems: the texts of the problems; the session's `roots` are in the same order.
+            problems: the problem statements; the session's `roots` come in the same order.
 
         Example:
             >>> prm = load_prm("my-prm")
@@ -170,7 +170,7 @@ class PRM(Scorer):
         return Session(self, problems)
 
     def model_hash(self) -> str:
-        """A hash of the model: weights as loaded, config, tokenizer, family and its settings."""
+        """Hash the model: weights as loaded, config, tokenizer, family and its settings."""
         return hash_model(self.module, self.family)
 
     def save(
@@ -187,11 +187,11 @@ class PRM(Scorer):
         `save` and `save_pretrained` are the same method.
 
         Args:
-            folder: the folder to write, for `load_prm`.
-            state: the weights, if they are sharded over devices; default: the module's own.
-            threshold: a step counts as right above this; default: the card's.
-            aggregator: how step scores become a solution's score; default: the card's.
-            readme: the text of README.md; default: a short one.
+            folder: the folder to write; `load_prm` reads it.
+            state: the gathered weights, if they are sharded over devices. By default the module's own.
+            threshold: a step counts as right above this probability. By default the card's.
+            aggregator: how step scores become a solution's score. By default the card's.
+            readme: the content of README.md. By default a short one.
 
         Example:
             >>> prm = init_prm("my-lm")
@@ -225,7 +225,7 @@ class PRM(Scorer):
             repo_id: "owner/name", or a name in your own account; created if it does not exist.
             private: whether a new repository is private.
             message: the commit message.
-            token: the hub token; default: that of `hf auth login`.
+            token: the hub token. By default the one of `hf auth login`.
             api: a `huggingface_hub.HfApi` to use instead, with its own token.
 
         Example:
@@ -238,21 +238,21 @@ class PRM(Scorer):
             return push_folder(Path(folder) / "prm", repo_id, private=private, message=message, token=token, api=api)
 
     def identity(self) -> str:
-        """A hash of everything that determines scores: the model, its context, and the treatment of longer paths."""
-        said = repr((self.model_hash(), self.context, self.on_too_long))
-        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        """Hash everything that determines scores: the model, its context, and what happens to longer paths."""
+        facts = repr((self.model_hash(), self.context, self.on_too_long))
+        return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
     def can_score(self, step: str, depth: int) -> bool:
-        """Whether a step after this many others fits the family's layout; one without a token does not."""
+        """Whether the family can lay out this step at this depth; a step without tokens cannot be scored."""
         return self.family.can_read(step, depth)
 
     def notes(self) -> list[str]:
-        """What was left out of the scores."""
+        """Report what the scores leave out."""
         count = self.family.text.num_unread
         return [f"{count:,} characters were not read, because the PRM's tokenizer does not know them"] * bool(count)
 
     def count_tokens(self, tree: StepTree) -> int:
-        """How many tokens the tree is: the problem, and every step once."""
+        """Count the tokens of the problem and of every step once."""
         return self.encode_tree(tree).num_tokens
 
 
@@ -260,14 +260,14 @@ Prm = PRM
 """Deprecated alias of `PRM`."""
 
 
-Named = Callable[[int, int], str]
-"""(tree, node) of a read → how to name it in a message."""
+NameNode = Callable[[int, int], str]
+"""(tree, node) of a read → its name in messages."""
 
 
 def fit_all(
     prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]
 ) -> tuple[list[PackItem], list[tuple[int, ...]]]:
-    """Items for some nodes of each tree, and for each tree the nodes that were too long."""
+    """Return the items to pack for some nodes of each tree, and for each tree the nodes that were too long."""
     items: list[PackItem] = []
     too_long: list[tuple[int, ...]] = []
     for i, (tree, wanted) in enumerate(zip(trees, nodes, strict=True)):
@@ -278,31 +278,31 @@ def fit_all(
 
 
 def rows_of(prm: PRM, items: Sequence[PackItem]) -> list[Row]:
-    """The items packed for the PRM's attention and token budget."""
+    """Pack the items for the PRM's attention and token budget."""
     trees, groups = [item.tree for item in items], [item.groups for item in items]
     return pack(trees, prm.token_budget, groups, pair_cost=pair_cost(prm.module))
 
 
 def score_chunk(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:
-    """The scores of some nodes of each tree: all trees are laid out, sorted by length and run together."""
+    """Score some nodes of each tree; all trees are packed, sorted by length and run together."""
     items, too_long = fit_all(prm, trees, nodes)
     if any(too_long):
-        done = "left unscored" if prm.on_too_long == "skip" else "scored without their earliest steps"
+        action = "left unscored" if prm.on_too_long == "skip" else "scored without their earliest steps"
         first = next(describe(tree, long[0]) for tree, long in zip(trees, too_long, strict=True) if long)
         log.warning(
             "%d steps exceed the context of %d tokens: %s; the first: %s",
-            sum(map(len, too_long)), prm.context, done, first,
+            sum(map(len, too_long)), prm.context, action, first,
         )  # fmt: skip
     scores = score_items(prm, items, [len(tree.nodes) for tree in trees], lambda i, node: describe(trees[i], node))
-    return [TreeScores(prm.outputs, *found) for found in zip(scores, too_long, strict=True)]
+    return [TreeScores(prm.outputs, *result) for result in zip(scores, too_long, strict=True)]
 
 
-def score_items(prm: PRM, items: Sequence[PackItem], sizes: Sequence[int], named: Named) -> list[np.ndarray]:
-    """The log-odds_NO of trees with so many nodes each, from the items that belong to them; NaN where none is read."""
+def score_items(prm: PRM, items: Sequence[PackItem], sizes: Sequence[int], name: NameNode) -> list[np.ndarray]:
+    """Score packed items. Returns the log-odds_NO of each tree, given the trees' sizes; NaN for nodes not read."""
 
     def owner(item: int, node: int) -> tuple[int, int]:
-        stands_for = items[item].is_node
-        return items[item].index, node if stands_for is None else stands_for
+        original = items[item].is_node
+        return items[item].index, node if original is None else original
 
     def forward(rows: Sequence[Row]) -> Tensor:
         with torch.inference_mode():
@@ -314,10 +314,10 @@ def score_items(prm: PRM, items: Sequence[PackItem], sizes: Sequence[int], named
     scores = [np.full((size, len(prm.outputs)), np.nan) for size in sizes]
     for batch in batches_of(prm.module, rows_of(prm, items), prm.token_budget):
         for rows, log_odds_RO in halving(
-            batch, forward, lambda row: f"a row of {len(row)} tokens with {named(*owner(*row.owners[0]))}"
+            batch, forward, lambda row: f"a row of {len(row)} tokens with {name(*owner(*row.owners[0]))}"
         ):
             owners = [owner(*read) for row in rows for read in row.owners]
-            check_finite(log_odds_RO, owners, named)
+            check_finite(log_odds_RO, owners, name)
             for (index, node), values in zip(owners, log_odds_RO.tolist(), strict=True):
                 scores[index][node] = values
     if prm.cache is not None:
@@ -326,7 +326,7 @@ def score_items(prm: PRM, items: Sequence[PackItem], sizes: Sequence[int], named
 
 
 def score_encoded(prm: PRM, trees: Sequence[EncodedTree]) -> list[np.ndarray]:
-    """The log-odds_NO of all nodes of trees that are token ids already and fit the context."""
+    """Compute the log-odds_NO of all nodes of encoded trees, which must fit the context."""
     items = [PackItem(tree, [(node,) for node in range(len(tree.ids))], i) for i, tree in enumerate(trees) if tree.ids]
     with prm.module.scoring():
         return score_items(prm, items, [len(tree.ids) for tree in trees], lambda i, node: f"tree {i}, node {node}")
@@ -334,17 +334,17 @@ def score_encoded(prm: PRM, trees: Sequence[EncodedTree]) -> list[np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class PackItem:
-    """Something to pack: an encoded tree, the nodes to read, and whose scores these are."""
+    """An encoded tree to pack, with the nodes to read."""
 
     tree: EncodedTree
     groups: Sequence[Group]
     index: int
-    """Which of the trees to score it belongs to."""
+    """The index of the tree that it belongs to."""
     is_node: int | None = None
-    """The node of that tree which this item's last node stands for; None: nodes are the tree's own."""
+    """If set, the item is the end of a path, and its last node is this node of the tree."""
 
 
-def check_choice(choice: str) -> None:
+def check_on_too_long(choice: str) -> None:
     if choice not in get_args(OnTooLong):
         raise ConfigError(f"on_too_long={choice!r} is not one of {', '.join(get_args(OnTooLong))}")
 
@@ -352,7 +352,7 @@ def check_choice(choice: str) -> None:
 def fit(
     tree: StepTree, index: int, nodes: Sequence[int], family: Layout, context: int, choice: OnTooLong
 ) -> tuple[list[PackItem], list[int]]:
-    """Items whose every path fits the context, and the nodes that were too long."""
+    """Return the items of one tree, whose paths all fit the context, and the nodes that were too long."""
     encoded = encode_tree(tree, family)
     long = [node for node in nodes if encoded.path_tokens(node) > context]
     if long and choice == "error":
@@ -362,8 +362,8 @@ def fit(
             "steps are left out.",
             reason="too-long",
         )
-    left_out = set(long)
-    groups = [(node,) for node in nodes if node not in left_out]
+    too_long = set(long)
+    groups = [(node,) for node in nodes if node not in too_long]
     items = [PackItem(encoded, groups, index)] if groups else []
     if choice == "drop-left-steps":
         ends = _fitting_ends(tree, long, encoded, family, context)
@@ -382,10 +382,10 @@ def fit(
 def _fitting_ends(
     tree: StepTree, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
 ) -> dict[int, EncodedTree | None]:
-    """For each node the longest end of its path that fits, as a solution of its own; None where not even the node does.
+    """Find the longest end of each node's path that fits, as a solution of its own; None if the node alone does not.
 
-    A path from some first step that is too long at a node is so at every later node too, however the family lays out
-    its steps. So the search begins where that for the node before ended, and every node costs about two layouts.
+    If a path from some first step is too long at a node, it is too long at every later node. So each search starts
+    where its parent's ended, and a node costs about two layouts.
     """
     search: set[int] = set()
     for node in long:
@@ -414,10 +414,10 @@ def _fitting_ends(
 
 
 def pair_cost(module: PrmModule) -> float:
-    """Attention's work per (token, token) of a row, in units of the rest of the work per token.
+    """Estimate attention's work per (token, token) of a row, relative to the rest of the work per token.
 
-    It is 0 where only tokens that are seen are paid for: long rows then cost no more. A multiplication counts the same
-    in attention as elsewhere: on a CPU with a narrow model it was measured to cost 0.8 of the others.
+    It is 0 where only visible tokens cost work: long rows are then no more expensive. A multiplication counts the same
+    in attention as elsewhere; measured on a CPU with a narrow model, it costs 0.8 of the others.
     """
     if module.in_blocks or module.attention == "flex":
         return 0.0
@@ -430,23 +430,23 @@ def pair_cost(module: PrmModule) -> float:
 
 
 def batches_of(module: PrmModule, rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
-    """The rows of each forward pass."""
+    """Group the rows into forward passes."""
     return batch_rows(merge_rows(rows, token_budget) if module.attention == "flex" else rows, token_budget)
 
 
-def check_finite(log_odds_RO: Tensor, owners: Sequence[tuple[int, int]], named: Named) -> None:
-    """Raise if a score is not finite, and say whose it is."""
+def check_finite(log_odds_RO: Tensor, owners: Sequence[tuple[int, int]], name: NameNode) -> None:
+    """Raise an error that names the first step whose score is not finite."""
     bad_R = ~torch.isfinite(log_odds_RO).all(dim=1)
     if bool(bad_R.any()):
         first = int(bad_R.nonzero()[0, 0])
         raise ModelError(
-            f"{named(*owners[first])}: the model's score is {log_odds_RO[first].tolist()}, not a finite number "
+            f"{name(*owners[first])}: the model's score is {log_odds_RO[first].tolist()}, not a finite number "
             "(broken weights, or an overflow of a 16-bit dtype: try bfloat16 or float32)"
         )
 
 
 def memory_estimate(prm: PRM) -> int:
-    """Bytes that scoring takes at its peak, roughly: weights, and the activations and masks of one batch."""
+    """Estimate the peak memory of scoring in bytes: weights, and the activations and masks of one batch."""
     config = prm.module.config
     weights = sum(p.numel() * p.element_size() for p in prm.module.parameters())
     width = 8 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)

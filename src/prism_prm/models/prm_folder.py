@@ -33,7 +33,7 @@ def load_folder(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> tuple[PrmModule, Family, Card]:
-    """A published PRM, or one of our own, with every weight accounted for."""
+    """Load a published PRM, or one that this package wrote, with every weight accounted for."""
     from transformers import AutoConfig, AutoModel
 
     kernel = check_attention(attn)
@@ -44,64 +44,64 @@ def load_folder(
     card, kind = find_card(name, folder, config, family, settings, compat)
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     try:
-        laid_out = kind(tokenizer, compat=card.compat, settings=card.settings)
+        instance = kind(tokenizer, compat=card.compat, settings=card.settings)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
     with readable(folder, "config.json"), torch.device("meta"):
-        head = laid_out.make_head(config.hidden_size, config)
-    names = [f"{laid_out.head_name}.{key}" for key in head.state_dict()]
+        head = instance.make_head(config.hidden_size, config)
+    names = [f"{instance.head_name}.{key}" for key in head.state_dict()]
     backbone = load_checked(
-        AutoModel, folder, "backbone", unread=names if laid_out.uses_lm_head else [*names, OUTPUT_LAYER],
+        AutoModel, folder, "backbone", unread=names if instance.uses_lm_head else [*names, OUTPUT_LAYER],
         config=config, dtype=dtype, device_map=device_map, attn_implementation=kernel,
         trust_remote_code=trust_remote_code, use_safetensors=not allow_pickle or None,
     )  # fmt: skip
-    _load_head(folder, head, laid_out, backbone, allow_pickle=allow_pickle)
-    if laid_out.names_labels and first_is_right(folder, config):
+    _load_head(folder, head, instance, backbone, allow_pickle=allow_pickle)
+    if instance.names_labels and first_is_right(folder, config):
         for weight in head.parameters():
             weight.data = weight.data.flip(0)
-    module = PrmModule(backbone, head, laid_out)
+    module = PrmModule(backbone, head, instance)
     own_weights(module, device)
     files.check_loaded()
     module.name_or_path, module.files = name, files
-    return module, laid_out, card
+    return module, instance, card
 
 
 def _load_head(folder: Path, head: nn.Module, family: Family, backbone: Any, *, allow_pickle: bool) -> None:
-    """Give the family's head, which has none yet, the folder's weights, where the backbone's last layer is."""
+    """Load the folder's weights into the head (on the meta device so far), on the device of the last layer."""
     config, last = backbone.config, list(backbone.parameters())[-1]
     prefix = f"{family.head_name}."
     wanted = {prefix + key for key in head.state_dict()}
-    found = read_weights(folder, wanted, allow_pickle=allow_pickle)
+    weights = read_weights(folder, wanted, allow_pickle=allow_pickle)
     if family.uses_lm_head and config.tie_word_embeddings:
-        embedding, own = backbone.get_input_embeddings().weight, found.get(f"{prefix}weight")
-        if own is None or torch.equal(own.to(embedding), embedding):
+        embedding, output_layer = backbone.get_input_embeddings().weight, weights.get(f"{prefix}weight")
+        if output_layer is None or torch.equal(output_layer.to(embedding), embedding):
             head.weight = embedding
             return
-        config.tie_word_embeddings = False  # the folder has an output layer of its own, whatever its config says
-    if set(found) != wanted:
+        config.tie_word_embeddings = False  # despite its config, the folder has a separate output layer
+    if set(weights) != wanted:
         raise ModelError(
-            f"{folder}: the head of family {family.name!r} needs the weights {sorted(wanted - set(found))}, which are "
-            f"missing. Name the right family, or make a new PRM from a language model with init_prm."
+            f"{folder}: the head of family {family.name!r} needs the weights {sorted(wanted - set(weights))}, which "
+            f"are missing. Name the right family, or make a new PRM from a language model with init_prm."
         )
     shapes = {prefix + key: value.shape for key, value in head.state_dict().items()}
-    for key, value in found.items():
+    for key, value in weights.items():
         if value.shape != shapes[key]:
             raise ModelError(f"{folder}: weight {key!r} has shape {tuple(value.shape)}, not {tuple(shapes[key])}")
-    state = {key.removeprefix(prefix): value.to(last.device, last.dtype) for key, value in found.items()}
+    state = {key.removeprefix(prefix): value.to(last.device, last.dtype) for key, value in weights.items()}
     head.load_state_dict(state, assign=True)
 
 
 def save_folder(
     folder: Path, module: PrmModule, family: Family, card: Card, state: Mapping[str, Tensor] | None, readme: str
 ) -> None:
-    """Write a whole PRM folder or nothing; `state` replaces the module's own weights (gathered from many devices)."""
+    """Write a PRM folder atomically; `state` replaces the module's own weights (if gathered from many devices)."""
     from huggingface_hub import save_torch_state_dict
 
     weights = dict(module.state_dict() if state is None else state)
     expected = set(module.state_dict())
     if set(weights) != expected:
-        others = sorted(set(weights) ^ expected)[:3]
-        raise ModelError(f"the weights to save are not those of the PRM; they differ in {others}")
+        differing = sorted(set(weights) ^ expected)[:3]
+        raise ModelError(f"the weights to save are not those of the PRM; they differ in {differing}")
     if family.uses_lm_head and module.config.tie_word_embeddings:
         del weights[f"{family.head_name}.weight"]
     config = copy.deepcopy(module.config)
@@ -111,7 +111,7 @@ def save_folder(
         config.id2label = dict(enumerate(family.labels))
         config.label2id = {label: i for i, label in config.id2label.items()}
     config.dtype = next(iter(weights.values())).dtype
-    vars(config).pop("auto_map", None)  # it names code of the original's repository, which is not written here
+    vars(config).pop("auto_map", None)  # it refers to code in the original repository, which is not saved
     with whole_folder(folder) as aside:
         save_torch_state_dict({key: value.detach().cpu().contiguous() for key, value in weights.items()}, aside)
         config.save_pretrained(aside)
@@ -121,7 +121,7 @@ def save_folder(
 
 
 def push_folder(folder: Path, repo_id: str, *, private: bool, message: str, token: str | None, api: Any) -> str:
-    """Put a folder on the Hugging Face hub; gives the address of the commit."""
+    """Upload a folder to the Hugging Face hub; returns the URL of the commit."""
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
@@ -131,5 +131,5 @@ def push_folder(folder: Path, repo_id: str, *, private: bool, message: str, toke
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message))
     except (httpx.HTTPError, HFValidationError, OSError) as error:
-        said = first_sentence(error)
-        raise ModelError(f"{repo_id}: the hub refused the upload ({said}); log in with `hf auth login`") from error
+        reason = first_sentence(error)
+        raise ModelError(f"{repo_id}: the hub refused the upload ({reason}); log in with `hf auth login`") from error

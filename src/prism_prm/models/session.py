@@ -1,13 +1,13 @@
-"""A session: trees of steps that grow during a search, with a KV cache, so that only new tokens are computed.
+"""Sessions: trees of steps that grow during a search, with a KV cache, so that only new tokens are computed.
 
-Each node keeps the key/values of its own tokens and points to its parent. Forking a beam is extending one node twice;
-nothing is copied. Dropping a beam frees what no other beam needs.
+Each node holds the key/values of its own tokens and points to its parent. Forking a beam means extending one node
+twice; nothing is copied. Dropping a beam frees what no other beam needs.
 
-In a forward pass a row is a problem: its new nodes over the nodes that it keeps. Kept nodes are laid out depth first,
-and each new token has an anchor: the last kept token of its parent. The rule of packed trees, applied to the anchor,
-says what it sees: kept token k iff k ≤ anchor < end[k].
+In a forward pass, each row is one problem: new nodes on top of cached ones. Cached nodes are laid out depth first, and
+each new token has an anchor, the last cached token of its parent. What it sees follows from the rule of packed trees,
+applied to the anchor: cached token k iff k ≤ anchor < end[k].
 
-Shapes: B rows, K kept tokens, Q new tokens, R reads, O named log-odds.
+Shapes: B rows, K cached tokens, Q new tokens, R reads, O named log-odds.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ if TYPE_CHECKING:
     from prism_prm.models.prm import PRM
 
 PASS = 256
-"""What a pass costs beside its tokens, in tokens: the weights are read, and many small operations started."""
+"""The fixed cost of a forward pass, in tokens: reading the weights and launching many small operations."""
 
 
 @dataclass(eq=False, slots=True)
 class SessionNode:
-    """A step of a session, or a problem itself (a root). Its scores stay after it was dropped.
+    """A step of a session, or a problem (a root). It keeps its scores after it is dropped.
 
-    Sessions and `PrefixCache` are tries of these nodes. Policies have a trie of their own (`Kept`, which says why).
+    Sessions and `PrefixCache` are tries of these nodes. Policies have their own (see `CachedPrefix` in decode.py).
     """
 
     problem: int
-    """Which of the session's problems."""
+    """The index of the problem in the session."""
     parent: SessionNode | None
     text: str
     ids: tuple[int, ...]
-    """The tokens that it adds to its parent's."""
+    """The token ids that it adds to its parent's."""
     start: int
-    """How many tokens come before it."""
+    """The number of tokens before it."""
     read: int
-    """Where in its tokens it is read."""
+    """The offset in its tokens where its score is read."""
     depth: int
-    """How many steps come before it; -1 for a root."""
+    """The number of steps before it; -1 for a root."""
     log_odds: tuple[float, ...] = ()
-    """The family's named log-odds; empty for a root, NaN if it was too long and `on_too_long` is "skip"."""
+    """The family's named log-odds; empty for a root, NaN if the path is too long and `on_too_long` is "skip"."""
     keys_values: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
-    """What its own tokens leave behind, each (layers, heads, tokens, size); the two may have different sizes."""
+    """Keys and values of its own tokens, each (layers, heads, tokens, size); the two may have different sizes."""
     handles: int = 1
-    """How many beams end here; see `Session.fork`."""
+    """The number of beams that end here; see `Session.fork`."""
     needed_by: int = 0
-    """How many children still hold key/values or handles."""
+    """The number of children that still hold key/values or handles."""
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it adds to its parent's."""
+        """The number of tokens that it adds to its parent's."""
         return len(self.ids)
 
     @property
@@ -76,7 +76,7 @@ class SessionNode:
         return float(sigmoid(np.asarray(self.log_odds[0])))
 
     def path(self) -> list[SessionNode]:
-        """The nodes from the root to here."""
+        """Return the nodes from the root to this one."""
         nodes: list[SessionNode] = []
         node: SessionNode | None = self
         while node is not None:
@@ -85,7 +85,7 @@ class SessionNode:
         return nodes[::-1]
 
     def steps(self) -> list[str]:
-        """The texts from the first step to here."""
+        """Return the texts from the first step to this one."""
         return [node.text for node in self.path()[1:]]
 
 
@@ -97,7 +97,7 @@ class Session:
         self.problems = list(problems)
         prompts = [tuple(prm.family.prompt_ids(problem)) for problem in self.problems]
         self.roots = [SessionNode(i, None, "", ids, 0, len(ids) - 1, -1) for i, ids in enumerate(prompts)]
-        """One node per problem, to be extended by first steps."""
+        """One node per problem; extend them with first steps."""
         self._alive: set[SessionNode] = set(self.roots)
 
     def __enter__(self) -> Session:
@@ -107,17 +107,17 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all memory."""
         for node in self._alive:
             node.keys_values = None
             node.handles = 0
         self._alive.clear()
 
     def extend(self, steps: Iterable[tuple[SessionNode, str]]) -> list[SessionNode]:
-        """Score one more step after each given node; the new nodes come in the order given.
+        """Score one more step after each given node; returns the new nodes in the same order.
 
-        Equal steps after one node are computed once and share their node (see `fork`). All problems go through the
-        model together, in batches of the PRM's token budget.
+        Equal steps after one node are computed once and share their node (see `fork`). All problems run together, in
+        batches of the PRM's token budget.
         """
         new: dict[tuple[SessionNode, str], SessionNode] = {}
         nodes = []
@@ -139,15 +139,15 @@ class Session:
         for node in new.values():
             if node.start + node.read + 1 <= self.prm.context:
                 fitting.setdefault(node.problem, []).append(node)
-            else:  # this is left to the PRM's own choice: an error, fewer steps, or no score
+            else:  # `on_too_long` of the PRM applies: an error, fewer steps, or no score
                 chain = StepTree.chain(self.problems[node.problem], node.steps(), tree_id=node.problem)
                 (scores,) = self.prm.score_trees([chain], [[node.depth]])
                 node.log_odds = tuple(scores.log_odds_NO[-1].tolist())
-        untouched = [self.roots[problem] for problem in fitting]
-        prompts = [Growth([root]) for root in untouched if root.keys_values is None and root.ids]
+        roots = [self.roots[problem] for problem in fitting]
+        prompts = [Growth([root]) for root in roots if root.keys_values is None and root.ids]
         with self.prm.module.scoring():
             grow(self.prm, prompts, _name_step)
-            grow(self.prm, [Growth(some) for some in fitting.values()], _name_step)
+            grow(self.prm, [Growth(siblings) for siblings in fitting.values()], _name_step)
         for node in new.values():
             self._alive.add(node)
             assert node.parent is not None
@@ -155,12 +155,12 @@ class Session:
         return nodes
 
     def fork(self, node: SessionNode) -> SessionNode:
-        """The same node for one more beam; free. It must then be dropped once more."""
+        """Add a beam that ends at this node, at no cost. The node must then be dropped once more."""
         node.handles += 1
         return node
 
     def drop(self, nodes: Iterable[SessionNode]) -> None:
-        """Drop beams: what no other beam needs is freed."""
+        """Drop beams and free what no other beam needs."""
         for node in nodes:
             if node.handles == 0:
                 raise PrismError(f"problem {node.problem}: a node was dropped more often than it was forked")
@@ -188,12 +188,12 @@ class Session:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are in the KV cache."""
+        """The size of the KV cache in tokens."""
         return sum(len(node.ids) for node in self._alive if node.keys_values is not None)
 
     @property
     def memory_bytes(self) -> int:
-        """The size of the KV cache."""
+        """The size of the KV cache in bytes."""
         return sum(tensor.nbytes for node in self._alive for tensor in node.keys_values or ())
 
 
@@ -202,17 +202,17 @@ def _name_step(problem: int, depth: int) -> str:
 
 
 class Growth:
-    """New nodes of one problem, and the kept nodes that they stand on. New nodes on new ones come depth first."""
+    """New nodes of one problem, and their cached ancestors. New nodes may be nested, then depth first."""
 
     def __init__(self, new: Sequence[SessionNode]) -> None:
         self.new = list(new)
-        among = set(new)
-        self.is_nested = any(node.parent in among for node in new)
+        new_nodes = set(new)
+        self.is_nested = any(node.parent in new_nodes for node in new)
         children: dict[SessionNode | None, list[SessionNode]] = {}
         ancestors: set[SessionNode] = set()
         for node in new:
             above = node.parent
-            while above is not None and above not in ancestors and above not in among:
+            while above is not None and above not in ancestors and above not in new_nodes:
                 ancestors.add(above)
                 children.setdefault(above.parent, []).append(above)
                 above = above.parent
@@ -228,9 +228,9 @@ class Growth:
         self.num_new = sum(len(node.ids) for node in new)
 
     def parts(self, token_budget: int) -> Iterator[Growth]:
-        """The same in parts, if new and kept tokens exceed the budget; at least one new node each.
+        """Split into parts of at least one new node each if new and cached tokens exceed the budget.
 
-        Nested nodes stay together: whoever nests them keeps them few.
+        Nested nodes stay together; the caller bounds their number.
         """
         if self.num_kept + self.num_new <= token_budget or len(self.new) == 1 or self.is_nested:
             yield self
@@ -241,10 +241,10 @@ class Growth:
 
 
 def in_batches(growths: Sequence[Growth], token_budget: int) -> list[list[Growth]]:
-    """Batches whose tokens (kept and new, with padding) fit the budget, such that passes and padding cost least."""
+    """Group growths into batches that fit the budget (cached and new tokens, padding included) at the lowest cost."""
     order = sorted((part for growth in growths for part in growth.parts(token_budget)), key=lambda part: -part.num_new)
     least: list[tuple[int, int]] = [(0, 0)]
-    """For the first 0, 1, 2, … of them: the least cost, and where the last batch starts."""
+    """For the first 0, 1, 2, … parts: the lowest cost, and where the last batch starts."""
     for end in range(1, len(order) + 1):
         options: list[tuple[int, int]] = []
         num_kept = 0
@@ -263,30 +263,29 @@ def in_batches(growths: Sequence[Growth], token_budget: int) -> list[list[Growth
     return batches
 
 
-def grow(prm: PRM, growths: Sequence[Growth], named: Callable[[int, int], str]) -> None:
-    """Compute all new nodes: their key/values, and the log-odds of steps. `named` names a (problem, depth)."""
+def grow(prm: PRM, growths: Sequence[Growth], name: Callable[[int, int], str]) -> None:
+    """Compute the key/values of all new nodes and the log-odds of steps; `name` names a (problem, depth) in errors."""
     for batch in in_batches(growths, prm.token_budget):
-        for some, log_odds_RO in halving(
+        for done, log_odds_RO in halving(
             batch,
-            lambda some: run_growth(prm.module, some),
-            lambda growth: named(growth.new[0].problem, growth.new[0].depth),
+            lambda part: run_growth(prm.module, part),
+            lambda growth: name(growth.new[0].problem, growth.new[0].depth),
         ):
-            nodes = [node for growth in some for node in growth.new]
-            # What is read at the end of a prompt is nobody's score.
+            nodes = [node for growth in done for node in growth.new]
+            # The value read at the end of a prompt is not a score.
             steps = [i for i, node in enumerate(nodes) if node.parent is not None]
-            check_finite(log_odds_RO[steps], [(nodes[i].problem, nodes[i].depth) for i in steps], named)
+            check_finite(log_odds_RO[steps], [(nodes[i].problem, nodes[i].depth) for i in steps], name)
             values = log_odds_RO.tolist()
             for i in steps:
                 nodes[i].log_odds = tuple(values[i])
 
 
 def run_growth(module: PrmModule, batch: Sequence[Growth]) -> Tensor:
-    """Compute the new nodes of a batch: their log-odds_RO (in order), and their key/values, which they keep."""
+    """Compute the new nodes of a batch: store their key/values in them and return their log-odds_RO in order."""
     rows = [_lay_out(growth) for growth in batch]
     device = module.device
 
     def padded(name: str, fill: int = 0) -> Tensor:
-        """(rows, longest), padded on the right."""
         table = np.full((len(rows), max(len(row[name]) for row in rows)), fill, np.int64)
         for i, row in enumerate(rows):
             table[i, : len(row[name])] = row[name]
@@ -296,7 +295,7 @@ def run_growth(module: PrmModule, batch: Sequence[Growth]) -> Tensor:
     kept_end_BK, kept_position_BK = padded("kept_end_K"), padded("kept_position_K")
     num_kept = kept_end_BK.shape[1]
     at_K, at_Q = torch.arange(num_kept, device=device), torch.arange(ids_BQ.shape[1], device=device)
-    end_BQ = torch.maximum(padded("end_Q"), at_Q + 1)  # padding sees itself, or its softmax would be of nothing
+    end_BQ = torch.maximum(padded("end_Q"), at_Q + 1)  # padding sees itself, or its softmax would be empty
     sees_kept_BQK = (at_K <= anchor_BQ[:, :, None]) & (anchor_BQ[:, :, None] < kept_end_BK[:, None, :])
     sees_new_BQQ = (at_Q[None, None, :] <= at_Q[None, :, None]) & (at_Q[None, :, None] < end_BQ[:, None, :])
     sees = torch.cat([sees_kept_BQK, sees_new_BQQ], dim=2)[:, None]
@@ -304,9 +303,9 @@ def run_growth(module: PrmModule, batch: Sequence[Growth]) -> Tensor:
     distance = (position_BQ[:, :, None] - positions[:, None, :])[:, None]
     masks = {kind: sees if window is None else sees & (distance < window) for kind, window in module.windows.items()}
     starts = [list(accumulate((len(node.ids) for node in growth.new[:-1]), initial=0)) for growth in batch]
-    """Of each row the columns where new nodes begin."""
+    """For each row, the columns where new nodes begin."""
 
-    # Short new texts over kept ones need dense masks, whatever attention was chosen.
+    # New tokens on a KV cache need dense masks, whatever attention is configured.
     with torch.inference_mode(), using_kernel(module.config, ATTENTION["sdpa"]):
         cache = _kept_cache(module, batch, num_kept)
         hidden_BQH = module.run(ids_BQ, position_BQ, masks, cache)
@@ -328,7 +327,7 @@ def run_growth(module: PrmModule, batch: Sequence[Growth]) -> Tensor:
 
 
 def _lay_out(growth: Growth) -> dict[str, np.ndarray]:
-    """Where the tokens of one row stand."""
+    """Compute the token ids, positions, ends and anchors of one row."""
     lengths = [len(node.ids) for node in growth.new]
     kept_lengths = [len(node.ids) for node in growth.kept]
     stops: dict[SessionNode | None, int] = dict(zip(growth.kept, accumulate(kept_lengths), strict=True))
@@ -339,7 +338,7 @@ def _lay_out(growth: Growth) -> dict[str, np.ndarray]:
             if node.parent in ends:
                 ends[node.parent] = max(ends[node.parent], ends[node])
     anchors: dict[SessionNode | None, int] = {}
-    for node in growth.new:  # a node on a new one sees the kept tokens that this one sees
+    for node in growth.new:  # a nested node sees the same cached tokens as its parent
         anchors[node] = anchors[node.parent] if node.parent in anchors else stops.get(node.parent, 0) - 1
 
     def spread(values: Iterable[int], counts: Sequence[int]) -> np.ndarray:
@@ -360,23 +359,23 @@ def _lay_out(growth: Growth) -> dict[str, np.ndarray]:
 
 
 def _kept_cache(module: PrmModule, batch: Sequence[Growth], width: int) -> Any:
-    """A cache that holds the kept nodes of each row, padded on the right."""
+    """Build a KV cache of each row's cached nodes, padded on the right."""
     from transformers import DynamicCache
 
-    # Without a config: the model's own would cut sliding layers to their window, by place and not by position.
+    # Without a config: with the model's own, sliding layers would be cut to their window by column, not by position.
     cache = DynamicCache()
     if not width:
         return cache
     sides = []
     for which in (0, 1):  # keys, values
         pieces = [[node.keys_values[which] for node in growth.kept if node.keys_values is not None] for growth in batch]
-        first = next(some[0] for some in pieces if some)
+        first = next(states[0] for states in pieces if states)
         layers, heads, _, size = first.shape
         past = first.new_zeros((layers, len(batch), heads, width, size))
-        for i, (growth, some) in enumerate(zip(batch, pieces, strict=True)):
-            assert len(some) == len(growth.kept), "an ancestor of a live node has its key/values"
-            if some:
-                torch.cat(some, dim=-2, out=past[:, i, :, : growth.num_kept])
+        for i, (growth, states) in enumerate(zip(batch, pieces, strict=True)):
+            assert len(states) == len(growth.kept), "an ancestor of a live node has its key/values"
+            if states:
+                torch.cat(states, dim=-2, out=past[:, i, :, : growth.num_kept])
         sides.append(past)
     is_spread = getattr(module.backbone, "hf_device_map", None) is not None
     for i, (keys_BNKD, values_BNKD) in enumerate(zip(*sides, strict=True)):

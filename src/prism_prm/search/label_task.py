@@ -181,7 +181,7 @@ class _Item:
         """A hash of what its labels follow from, besides settings and policy: answer or tests, and the tree."""
         tests = self.problem.tests
         if tests is not None and isinstance(tests.hidden, Packed):  # LiveCodeBench's would take minutes to unpack
-            judged_by: Any = tests.shown().reference(), tests.hidden.payload
+            judged_by: Any = tests.public_only().reference(), tests.hidden.payload
         else:
             judged_by = self.problem.reference, self.problem.tolerance
         return content_key(judged_by, None if self.tree is None else self.tree.content_hash())

@@ -21,7 +21,7 @@ import numpy as np
 from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold
 from prism_prm.backends.remote_prm import SAMPLE
 from prism_prm.errors import DataError, ModelError
-from prism_prm.models.families.base import REMEMBERED, Family, listed
+from prism_prm.models.families.base import CACHE_BYTES, Family, quote_parts
 from prism_prm.models.load_settings import OnTooLong
 from prism_prm.models.packing import EncodedTree, encode_tree
 from prism_prm.models.prefix_cache import PrefixCache, merge_encoded, merge_trees, score_merged
@@ -157,7 +157,7 @@ class ServedPRM(ServedModel):
         self.prm = prm
         self.model_hash = prm.model_hash()
         # Remembers no texts: they would add up, and the time that one takes would tell whether another key sent it.
-        self.family = prm.family.remembering(0)
+        self.family = prm.family.with_cache(0)
         self._changed: list[Path] = []
         """Files that the log has reported as changed."""
         if cache_bytes and prm.cache is None:
@@ -170,7 +170,7 @@ class ServedPRM(ServedModel):
         warnings = () if expected else self._ignored(system)
         if system is not None and expected and system != expected:
             settings = {**family.chosen, "system": system}
-            family = type(family)(family.text.tokenizer, compat=family.compat, settings=settings).remembering(0)
+            family = type(family)(family.text.tokenizer, compat=family.compat, settings=settings).with_cache(0)
         encoded = encode_tree(tree, family)
         texts = [tree.problem, *(step.text for step in tree.nodes)]
         warnings += self._unread([part for text in texts for part in family.text.unread(text)])
@@ -189,7 +189,7 @@ class ServedPRM(ServedModel):
         return replace(self.sequence(encoder.layout(text, add_special_tokens=add_special_tokens)), warnings=warnings)
 
     def _unread(self, parts: Sequence[str]) -> tuple[str, ...]:
-        return (f"{self.name}'s tokenizer cannot read {listed(parts)}, so these were not scored",) * bool(parts)
+        return (f"{self.name}'s tokenizer cannot read {quote_parts(parts)}, so these were not scored",) * bool(parts)
 
     def sequence(self, ids: Sequence[int]) -> ServedItem:
         prm = self.prm
@@ -277,7 +277,7 @@ class ServedPRM(ServedModel):
         assert tree is not None, "sequences that are too long were refused"
         nodes = range(len(tree.nodes))
         # A layout for each of many ends of one solution: their steps are remembered until then.
-        family = prm.family.remembering(REMEMBERED)
+        family = prm.family.with_cache(CACHE_BYTES)
         items, too_long = fit(tree, 0, nodes, family, prm.context, item.on_too_long)
         scores_NO = np.full((len(nodes), len(prm.outputs)), np.nan)
         at_once = max(1, prm.token_budget // prm.context)

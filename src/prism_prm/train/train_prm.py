@@ -22,7 +22,7 @@ from prism_prm.data.pair_examples import Examples, Split
 from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.files import write_text
 from prism_prm.job import Job, refuse_changes, stoppable
-from prism_prm.models.card import RUN_FILE, is_whole, read_run, set_threshold
+from prism_prm.models.card import RUN_FILE, has_weights, read_run, set_threshold
 from prism_prm.models.lower_cache import CacheSettings
 from prism_prm.models.prm import PRM, pair_cost
 from prism_prm.store import ScoreStore, Share
@@ -112,7 +112,7 @@ def train_prm(
         finished = read_run(folder)
         if finished is not None:
             best = folder / finished["best"]
-            if is_whole(best):
+            if has_weights(best):
                 say(f"{folder} is already finished; nothing to do.")
                 return {**finished, "best": str(best)}
             say(f"{best}: the weights of the best round are missing; this round is trained again.")
@@ -207,7 +207,7 @@ class _Stages:
 
     def is_done(self, path: Path) -> bool:
         """Whether a stage is done; all processes check before any continues and makes it."""
-        found = self.is_begun and (path.exists() if path.suffix == ".json" else is_whole(path))
+        found = self.is_begun and (path.exists() if path.suffix == ".json" else has_weights(path))
         self.accelerator.wait_for_everyone()
         return found
 

@@ -12,7 +12,7 @@ import numpy as np
 from prism_prm.aggregate import card_values, choose_threshold
 from prism_prm.arrays import Bools
 from prism_prm.console import Advance
-from prism_prm.data.pair_examples import Examples, Split, labelled_steps
+from prism_prm.data.pair_examples import Examples, Split, labeled_steps
 from prism_prm.errors import DataError
 from prism_prm.metrics import Ranking, fnr, fpr, pairwise_accuracy, sum_counts, threshold_for_tpr
 from prism_prm.scorer import sigmoid
@@ -45,7 +45,7 @@ class Validation:
         ids = list(split.trees)
         num_trees = min(settings.max_trees or len(ids), len(ids))
         chosen = [ids[i] for i in np.linspace(0, len(ids) - 1, num_trees).astype(int)]
-        labelled = labelled_steps({tree_id: split.trees[tree_id] for tree_id in chosen})
+        labelled = labeled_steps({tree_id: split.trees[tree_id] for tree_id in chosen})
         assert labelled.labels is not None
         decided = labelled.take(np.flatnonzero(labelled.labels != 0.5))
         steps, _ = _fitting(decided, prm)

@@ -1,4 +1,4 @@
-"""PRM families: how each lays out text, where it is read, and what its head's output means. One file each."""
+"""PRM families, one file each: how to lay out text, where to read it, and what the head's output means."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from prism_prm.models.families.reasoneval import ReasonEval
 from prism_prm.models.families.rlhflow import RLHFlow
 from prism_prm.models.families.skywork import Skywork
 from prism_prm.models.families.token_classification import TokenClassification
-from prism_prm.models.families.verdict import Verdict
+from prism_prm.models.families.verdict import VerdictFamily
 
 FAMILIES: dict[str, type[Family]] = {
-    family.name: family for family in (Qwen, TokenClassification, MathShepherd, RLHFlow, Skywork, ReasonEval, Verdict)
+    family.name: family
+    for family in (Qwen, TokenClassification, MathShepherd, RLHFlow, Skywork, ReasonEval, VerdictFamily)
 }
 """Name → family."""
 
@@ -31,32 +32,34 @@ _PLUGINS = plugins.Plugins(
 
 
 def family_names() -> list[str]:
-    """Ours, and those that installed packages add."""
+    """List the built-in families and those that installed packages add."""
     return _PLUGINS.names()
 
 
 def find_family(name: str) -> type[Family]:
-    """One of FAMILIES, or of an installed package, or of a file (`my_file.py:Mine`), which runs the code of that file.
+    """Find a family by name: a built-in one, one of an installed package, or one in a file (`my_file.py:Mine`).
 
-    So a file's name must come from the user, never from a folder that may be someone else's.
+    The last runs the code of that file, so its name must come from the user, never from a downloaded folder.
     """
     if name in FAMILIES:
         return _PLUGINS.find(name)
     if plugins.is_in_file(name):
         found, sha256 = _PLUGINS.from_file(name)
-        # Without the folder: it differs between machines, and the hash says which file of that name it is.
-        called = name.replace("\\", "/").rsplit("/", 1)[-1]
+        # Without the folder, which differs between machines; the hash identifies the file.
+        short_name = name.replace("\\", "/").rsplit("/", 1)[-1]
     else:
-        found, called = _PLUGINS.find(name), name
+        found, short_name = _PLUGINS.find(name), name
         sha256 = plugins.sha256_of(found)
-    lacking = sorted(found.__abstractmethods__) + ["head_name"] * (not hasattr(found, "head_name"))
-    if lacking:
-        raise ConfigError(f"The family {name!r} lacks {', '.join(lacking)}; docs/plugins.md has a complete example.")
+    missing = sorted(found.__abstractmethods__) + ["head_name"] * (not hasattr(found, "head_name"))
+    if missing:
+        raise ConfigError(
+            f"The family {name!r} lacks {', '.join(missing)}; docs/guides/plugins.md has a complete example."
+        )
     try:
         check_aggregator(found.aggregator)
     except ConfigError as error:
         raise ConfigError(f"The family {name!r}: {error}") from None
-    # A subclass, so that the author's class stays as it is written, under whatever name it is found.
-    more = {"name": called, "sha256": sha256, "__doc__": found.__doc__, "__module__": found.__module__}
-    made: type[Family] = new_class(found.__name__, (found,), exec_body=lambda body: body.update(more))
-    return made
+    # A subclass, so that the author's class itself is not modified.
+    attributes = {"name": short_name, "sha256": sha256, "__doc__": found.__doc__, "__module__": found.__module__}
+    family: type[Family] = new_class(found.__name__, (found,), exec_body=lambda body: body.update(attributes))
+    return family

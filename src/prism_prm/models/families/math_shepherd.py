@@ -1,4 +1,4 @@
-"""Math-Shepherd: a language model that, at each tag `ки`, says `+` or `-`."""
+"""Math-Shepherd: a language model that predicts `+` or `-` at each tag `ки`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ class MathShepherd(LabelTokens):
     def step_ids(self, text: str, index: int) -> tuple[list[int], int]:
         self.text.step(text)
         numbered = text if _NUMBERED.match(text) else f"Step {index + 1}: {text}"
-        # After a tag a step begins a new line. Its ids are taken as they are after the tag: alone, a SentencePiece
-        # tokenizer would put a space before the line break that the published text does not have.
-        ids = self.text.step(numbered) if index == 0 else self._after_tag(f"\n{numbered}")
+        # Later steps start on a new line after a tag, and are encoded together with it: alone, a SentencePiece
+        # tokenizer would insert a space before the line break that the published text does not have.
+        ids = self.text.step(numbered if index == 0 else f"ки\n{numbered}")
+        if index:
+            ids = ids[1:] if ids[0] == self._tag else self.text.step(f"\n{numbered}")
         return [*ids, self._tag], len(ids)
-
-    def _after_tag(self, text: str) -> tuple[int, ...]:
-        ids = self.text.step("ки" + text)
-        return ids[1:] if ids[0] == self._tag else self.text.step(text)

@@ -27,7 +27,7 @@ class Qwen(Family):
     }
     aggregator = "product"
     settings: ClassVar = {"system": "Please reason step by step, and put your final answer within \\boxed{}."}
-    """An empty text leaves out the system's turn."""
+    """An empty `system` leaves out the system turn."""
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:
         super().__init__(tokenizer, **options)

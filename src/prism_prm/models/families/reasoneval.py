@@ -32,10 +32,10 @@ class ReasonEval(Family):
         ids = list(self.text.step(text))
         if not self.compat:
             return ids, len(ids) - 1
-        # The published 7B code puts the first token in front after it has counted positions: it reads one too early.
+        # The published 7B code counts positions before it prepends the first token, so it reads one token too early.
         if len(ids) == 1:
             raise DataError(
-                f"the step {text!r} is one token, and the compat reading of 'reasoneval' needs two; use compat=False",
+                f"the step {text!r} is one token, but 'reasoneval' with compat=True needs two; use compat=False",
                 reason="short-step",
             )
         return ids, len(ids) - 2

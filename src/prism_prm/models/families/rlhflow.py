@@ -1,4 +1,4 @@
-"""RLHFlow's PRMs: a chat with one user turn per step, where the assistant answers `+` or `-`."""
+"""RLHFlow's PRMs: a chat with one user turn per step, to which the assistant answers `+` or `-`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prism_prm.models.families.base import LabelTokens, chat_turns
 
 
 class RLHFlow(LabelTokens):
-    """Read at the token before each assistant's `+`; later steps see the `+`."""
+    """Read at the token before the assistant's `+`; later steps see the `+`."""
 
     name = "rlhflow"
     known: ClassVar = {"RLHFlow/Llama3.1-8B-PRM-Mistral-Data": {}, "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data": {}}

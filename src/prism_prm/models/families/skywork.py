@@ -1,4 +1,4 @@
-"""Skywork-o1-Open-PRM: lines ended by `\\n`, each read there by a value head."""
+"""Skywork-o1-Open-PRM: steps are lines, and a value head reads each at its `\\n`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Skywork(Family):
-    """One number per step; its sigmoid is the probability, so it is itself the log-odds."""
+    """One number per step, the log-odds that it is right."""
 
     name = "skywork"
     head_name = "v_head"
@@ -30,7 +30,7 @@ class Skywork(Family):
     def step_ids(self, text: str, index: int) -> tuple[list[int], int]:  # noqa: ARG002
         self.text.step(text)
         ids: list[int] = []
-        # The model knows single lines only: a step of several lines is laid out as them and read at the last.
+        # The model was trained on single lines: a step of several lines is laid out as such and read at the last.
         for line in text.split("\n"):
             ids += [*self.text.plain(line), self._newline]
         return ids, len(ids) - 1

@@ -1,7 +1,7 @@
 """Generic two-label token classification: problem, then each step with a separator, read at the separator's last token.
 
-It needs no special token, so it fits every backbone. Where transformers has a token classifier with the same head (for
-Llama, Mistral, Qwen and many others), its checkpoints load there.
+It needs no special token, so it fits every backbone. Its checkpoints load in transformers where that has a token
+classifier with the same head (for Llama, Mistral, Qwen and many others).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TokenClassification(Family):
         from transformers import AutoModelForTokenClassification
         from transformers.modeling_layers import GenericForTokenClassification
 
-        # Older classes (GPT-2's, Falcon's) call their head otherwise, and would start with a random one.
+        # Older classes (GPT-2, Falcon) name their head differently, and would load a random one.
         known = AutoModelForTokenClassification._model_mapping.get(type(config), None)
         if known is None or not issubclass(known, GenericForTokenClassification):
             return super().architecture(config)

@@ -1,4 +1,4 @@
-"""A language model that is asked after each step whether it is right: the verdict is read, and no critique written."""
+"""A language model that answers after each step whether it is right; it writes no critique."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.families.base import LabelTokens, chat_turns
 
 
-class Verdict(LabelTokens):
-    """`Problem: … Step 1: … Is it right?` → log-odds of `yes` against `no`, at the first token in which they differ.
+class VerdictFamily(LabelTokens):
+    """`Problem: … Step 1: … Is it right?` → log-odds of `yes` against `no`, at the first token where they differ.
 
-    Later steps see the `yes` of earlier ones. With a chat template a step is one user turn and the verdict is the
-    assistant's, else everything is one text.
+    Later steps see the `yes` of earlier ones. With a chat template, a step is a user turn and the verdict is the
+    assistant's; without one, everything is plain text.
     """
 
     name = "verdict"
@@ -38,13 +38,13 @@ class Verdict(LabelTokens):
         verdicts = []
         for label in (self.chosen["yes"], self.chosen["no"]):
             # As it is written after the assistant's header, or after a colon and a space.
-            whole = self.text.layout(f"{turn}{label if is_chat else f' {label}'}")
-            if not label or whole[: len(asked)] != asked:
+            ids = self.text.layout(f"{turn}{label if is_chat else f' {label}'}")
+            if not label or ids[: len(asked)] != asked:
                 raise ModelError(
                     f"family 'verdict': the label {label!r} has no tokens of its own after the question in this "
                     f"tokenizer; set another label (settings yes and no) or another question"
                 )
-            verdicts.append(whole[len(asked) :])
+            verdicts.append(ids[len(asked) :])
         yes, no = verdicts
         shared = next((i for i, (a, b) in enumerate(zip(yes, no, strict=False)) if a != b), None)
         if shared is None:
@@ -59,13 +59,13 @@ class Verdict(LabelTokens):
 
     def prompt_ids(self, problem: str) -> list[int]:
         instruction = self.chosen["instruction"]
-        said = f"{instruction}\n\n" if instruction else ""
-        # It ends within the heading of the first step: tokenizers differ in what they join line breaks with.
-        return [*self._before, *self.text.plain(f"{said}Problem: {problem}\n\nStep")]
+        opening = f"{instruction}\n\n" if instruction else ""
+        # Ends within the heading of the first step: tokenizers differ in which tokens they merge line breaks into.
+        return [*self._before, *self.text.plain(f"{opening}Problem: {problem}\n\nStep")]
 
     def step_ids(self, text: str, index: int) -> tuple[list[int], int]:
         self.text.step(text)
-        # Step and question are encoded together, as a server does it: a full stop and line breaks may be one token.
+        # Step and question are encoded together, as a server does: a period and line breaks may be one token.
         question = f"\n\n{self.chosen['question']}" if self.chosen["question"] else ""
         heading = f"Step {index + 1}" if index else " 1"
         asked = [*self.text.plain(f"{heading}: {text}{question}"), *self._ask]
