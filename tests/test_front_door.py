@@ -148,6 +148,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., P
     ]
     files = {
         "labelled.jsonl": LABELLED,
+        "labeled.jsonl": LABELLED,
         "predictions.jsonl": [{"id": row["id"], "scores": [0.9, 0.8, 0.1]} for row in LABELLED],
         "solutions.jsonl": [{"problem": f"1 + {i}?", "steps": ["Add.", f"{i + 1}"]} for i in (1, 2)],
         "problems.jsonl": [{"problem": "1 + 2?", "answer": "3"}],
