@@ -99,7 +99,7 @@ def sample(given: argparse.Namespace, recipe: SearchRecipe) -> None:
         say(f"Serving {given.gguf.name} at {url}")
         settings = PolicySettings(
             f"openai:{url}", model=MODEL, tokenizer=str(folder), concurrency=given.samples, log_likelihood=True,
-            patience=RetryPolicy(timeout=900.0, retries=5),
+            retry=RetryPolicy(timeout=900.0, retries=5),
         )  # fmt: skip
         with contextlib.closing(open_policy(settings)) as policy:
             search_task(recipe, given.out / "search", policy=policy)

@@ -210,9 +210,9 @@ def errors(right: Bools, probability: Floats) -> dict[str, float]:
 def run_cell(lab: Lab, share: float, noise: str, loss: str, budget: Budget) -> dict[str, Any]:
     """Train one PRM; returns its data and its errors."""
     stream = draw_stream(lab.trees["none"], share, budget.labels, lab.seed)
-    labelled = lab.trees[noise]
-    by_id = {tree.tree_id: tree for tree in labelled}
-    examples = examples_of(labelled, stream, LOSSES[loss].on)
+    trees = lab.trees[noise]
+    by_id = {tree.tree_id: tree for tree in trees}
+    examples = examples_of(trees, stream, LOSSES[loss].on)
     prm = lab.fresh()
     started = time.process_time()
     tokens = train(prm, examples, LOSSES[loss], budget, lab.seed, lab.out)

@@ -182,7 +182,7 @@ def paper_table(model: ModelSizes) -> str:
     choices: dict[str, tuple[Setup, bool]] = {
         "full, DDP, 32-bit weights": (Setup(4, 2), False),
         "full, DDP, 16-bit weights and optimizer": (Setup(2, 2), False),
-        "full, DDP, 16-bit weights, 8-bit optimiser": (Setup(2, 2, optimiser=2), False),
+        "full, DDP, 16-bit weights, 8-bit optimizer": (Setup(2, 2, optimizer=2), False),
         "full, FSDP2, 32-bit weights": (Setup(4, 2), True),
         "full, FSDP2, 16-bit weights and optimizer": (Setup(2, 2), True),
         "LoRA, DDP, 32-bit weights": (Setup(4, 2, **lora), False),  # type: ignore[arg-type]

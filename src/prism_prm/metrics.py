@@ -364,8 +364,8 @@ class Shifts:
         """Per cut a shift of the log-odds that makes it at this threshold: 0 if that works, else the middle one."""
         at, own = log_odds(threshold), log_odds(self.ranking.scores)
         low, high = at - np.append(np.inf, own)[self.cuts], at - np.append(own, -np.inf)[self.cuts]
-        amid = np.where(np.isinf(low), high - _INSIDE, np.where(np.isinf(high), low + _INSIDE, low / 2 + high / 2))
-        return np.where((low < 0) & (high >= 0), 0.0, amid)
+        middle = np.where(np.isinf(low), high - _INSIDE, np.where(np.isinf(high), low + _INSIDE, low / 2 + high / 2))
+        return np.where((low < 0) & (high >= 0), 0.0, middle)
 
     def fit(self, weights: Iterable[Ints], clusters: Ints, others_RO4: Floats) -> tuple[Ints, Floats]:
         """In each of R resamples, the cut nearest to each of O other PRMs in each rate of MATCHES.

@@ -249,7 +249,7 @@ class ScoreStore:
         return records_N
 
     def _scores_of(self, chunk: _Keyed) -> list[TreeScores]:
-        """The scores of a chunk all of whose keys are filed."""
+        """The scores of a chunk; all its keys must be in the store."""
         is_there_N, records_N = self._index.find(chunk.keys_N)
         assert is_there_N.all(), "requests are filled before they are read"
         found, start = [], 0

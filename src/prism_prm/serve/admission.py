@@ -1,4 +1,4 @@
-"""Admission control: accept a request, or reject it for now (429, 503) or for good (401, 403, 408, 413).
+"""Admission control: accept a request, or reject it temporarily (429, 503) or permanently (401, 403, 408, 413).
 
 `Gate` is the middleware around all routes: it checks the caller, reads the body within its limits, and counts requests.
 `Admission` tracks the queue and the speed of each model. It accepts or rejects at once: it rejects requests that exceed
@@ -54,7 +54,7 @@ SMALL_BATCH = 512
 
 
 class RefusedError(Exception):
-    """A request that the server rejects for now (429, 503) or for good (413)."""
+    """A request that the server rejects temporarily (429, 503) or permanently (413)."""
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)

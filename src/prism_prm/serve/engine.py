@@ -28,7 +28,7 @@ class Metrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self.requests = Counter(
-            "prism_requests_total", "Requests by route and status; 499: the client hung up.", ["route", "status"],
+            "prism_requests_total", "Requests by route and status; 499: the client disconnected.", ["route", "status"],
             registry=registry,
         )  # fmt: skip
         self.seconds = Histogram(
