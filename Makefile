@@ -28,7 +28,7 @@ test-all: $(READY)  ## run all tests in random order (hours; needs chromium)
 
 # Packages with an upper bound in pyproject.toml. torch stays as in constraints.txt, since a newer one would pull in CUDA.
 LATEST := .venv-latest
-HELD_BACK := ray trl transformers typer uvicorn
+HELD_BACK := ray trl transformers uvicorn
 test-latest:     ## run the tests with the newest version of every dependency, in .venv-latest
 	rm -rf $(LATEST)
 	$(PYTHON) -m venv $(LATEST)
@@ -53,7 +53,7 @@ format: $(READY) ## format the code and apply safe lint fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Idle threads wait as in the prism command (see docs/lab/performance.md). Pass options by ARGS: make bench ARGS='--busy 2'
+# Idle threads wait as in the prism command (see docs/lab/performance.md). Options for all: make bench ARGS='--busy 2'
 bench: export GOMP_SPINCOUNT ?= $(shell sed -n 's/^SPIN_COUNT = "\(.*\)"/\1/p' src/prism_prm/cli/threads.py)
 bench: $(READY)  ## run all benchmarks
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done

@@ -93,7 +93,7 @@ def measure(url: str, format: str, given: argparse.Namespace, limit: int) -> dic
     critic = open_critic(f"critic:openai:{url}", settings)
     with contextlib.closing(critic):
         ask(critic, format, given, limit)
-        summary, replies = critic.summary(), critic.replies.found.values()
+        summary, replies = critic.summary(), critic.replies.by_key.values()
         row: dict[str, Any] = {
             "format": format,
             "verdicts by": "log-probabilities" if summary["by_log_probability"] else "text",

@@ -74,9 +74,9 @@ def main() -> None:
     easy = easy_problems(arguments.data / "gsm8k" / "train.jsonl", arguments.problems)
     (out / "problems.jsonl").write_text("".join(f"{line}\n" for line in easy), encoding="utf-8")
     prism(
-        "label", out / "problems.jsonl", "--policy", f"hf:{arguments.policy}", "-P", f"user={EXAMPLE}", "--method",
-        arguments.method, "--rollouts", 4, "--alternatives", 3, "-P", "max_tokens=64", "-P", "max_step_tokens=32", "-P",
-        'stop="\\n"', "--set", "judges=1", "--out", out / "labels",
+        "label", out / "problems.jsonl", "--policy", f"hf:{arguments.policy}", "-P", f"user={json.dumps(EXAMPLE)}",
+        "-P", "max_tokens=64", "-P", "max_step_tokens=32", "-P", 'stop="\\n"', "--method", arguments.method,
+        "--rollouts", 4, "--alternatives", 3, "--set", "judges=1", "--out", out / "labels",
     )  # fmt: skip
     prism(
         "pairs", out / "labels" / "trees.parquet", "--lookahead", "none", "--min-value-gap", 0.25, "--split",

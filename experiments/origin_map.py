@@ -31,7 +31,7 @@ from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.backends.load_prm import init_prm
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
-from prism_prm.data.pair_examples import Examples, labelled_steps
+from prism_prm.data.pair_examples import Examples, labeled_steps
 from prism_prm.data.tables import iter_trees
 from prism_prm.job import content_key, once
 from prism_prm.lab.world.build import FORMAT, World, build_world, world_settings
@@ -108,7 +108,7 @@ class Lab:
         folder = self.out / f"judge-{content_key(FORMAT, self.world.data.name, JUDGE.updates)}"
         if not folder.exists():
             prm = init_prm(self.world.backbone, family="qwen", settings=PRM_SETTINGS, seed=self.seed, device="cpu")
-            examples = labelled_steps({tree.tree_id: tree for tree in iter_trees(self.world.trees("base"))})
+            examples = labeled_steps({tree.tree_id: tree for tree in iter_trees(self.world.trees("base"))})
             train(prm, examples, LOSSES["cross-entropy"], JUDGE, self.seed, self.out)
             say(f"judge of world {self.seed}: {json.dumps(measure(prm, self.test))}")
             prm.save(folder)

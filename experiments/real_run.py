@@ -147,14 +147,14 @@ def measure(work: Work, what: str, name: str, prm: Path) -> None:
     out = work.out / "eval" / what / name
     if not (out / "metrics.json").exists():
         work.prism("eval", *words, "--prm", prm, "--threshold", 0.5, "--set", f"load.cache={work.out / CACHE}",
-                   "--set", "on_too_long=drop-left-steps", "--out", out)  # fmt: skip
+                   "--set", "load.on_too_long=drop-left-steps", "--out", out)  # fmt: skip
 
 
 def rerank(work: Work, prms: dict[str, Path]) -> None:
     """Best-of-N and votes on the pool."""
     words = [word for name, place in prms.items() for word in ("--prm", f"{name}={place}")]
-    work.prism("rerank", work.pool(), *words, "--set", f"load.cache={work.out / CACHE}", "--set", "on_too_long=skip",
-               "-n", "1,2,4,8", "--out", work.out / "rerank")  # fmt: skip
+    work.prism("rerank", work.pool(), *words, "--set", f"load.cache={work.out / CACHE}",
+               "--set", "load.on_too_long=skip", "-n", "1,2,4,8", "--out", work.out / "rerank")  # fmt: skip
 
 
 def main() -> None:

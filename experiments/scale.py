@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm import Step, StepTree, annotated_pairs, lookahead_pairs, read_trees
-from prism_prm.data.pair_examples import Examples, labelled_steps
+from prism_prm.data.pair_examples import Examples, labeled_steps
 from prism_prm.data.pair_rules import PairSettings
 from prism_prm.losses import Objective
 from prism_prm.models.prm import pair_cost
@@ -36,7 +36,7 @@ from prism_prm.plan.costs import (
     training_flops,
     training_memory,
 )
-from prism_prm.plan.plan_run import Stand
+from prism_prm.plan.plan_run import StandIn
 from prism_prm.plan.skeleton import RoundCount, Skeleton, count_round, load_skeleton
 from prism_prm.train.batches import RowLimits
 from prism_prm.train.loop import TrainingRound
@@ -109,9 +109,9 @@ def workloads(data: Path, count: int) -> list[Workload]:
     return [
         Workload(LOOKAHEADS, pairs_of(trees, "all"), phase1),
         Workload("PRM800K phase 1, annotated pairs", pairs_of(trees, "none"), phase1),
-        Workload("PRM800K both phases, labels", labelled_steps(trunks), both),
+        Workload("PRM800K both phases, labels", labeled_steps(trunks), both),
         Workload("PRM800K both phases, a lookahead pair per step", pairs_of(list(trunks.values()), 1), both),
-        Workload("Math-Shepherd, labels", labelled_steps(repeated), shepherd),
+        Workload("Math-Shepherd, labels", labeled_steps(repeated), shepherd),
         Workload("Math-Shepherd, a lookahead pair per step", pairs_of(list(repeated.values()), 1), shepherd),
     ]
 
@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--trees", type=int, default=20)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    skeletons = {name: load_skeleton(name, stand=Stand(name, arguments.tokenizer), fresh=True) for name in MODELS}
+    skeletons = {name: load_skeleton(name, stand_in=StandIn(name, arguments.tokenizer), fresh=True) for name in MODELS}
     models = {name: one.sizes for name, one in skeletons.items()}
     prm = skeletons[MODELS[0]]
     works = workloads(Path(os.environ["PRISM_DATA"]), arguments.trees)
