@@ -1,4 +1,4 @@
-# Every target does its own set-up: a virtual environment in .venv, CPU torch through constraints.txt.
+# Every target sets up what it needs: a virtual environment in .venv, with CPU torch by constraints.txt.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -16,32 +16,32 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)   ## run the whole pipeline in a small world, in minutes
+demo: $(READY)   ## run the whole pipeline in a small world (minutes)
 	$(BIN)/prism demo
 
-test: $(READY)   ## run the tests that take minutes, as CI does
+test: $(READY)   ## run the fast tests, as CI does (minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: export PRISM_FUZZ_CASES ?= 200000
-test-all: $(READY)  ## run all tests, in random order: hours (needs chromium)
+test-all: $(READY)  ## run all tests in random order (hours; needs chromium)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow' -p randomly
 
-# What pyproject.toml holds back, and torch alone as in constraints.txt, since a newer one would bring CUDA.
+# Packages with an upper bound in pyproject.toml. torch stays as in constraints.txt, since a newer one would pull in CUDA.
 LATEST := .venv-latest
 HELD_BACK := ray trl transformers uvicorn
-test-latest:     ## run the tests with the newest version of everything, in .venv-latest; says what breaks
+test-latest:     ## run the tests with the newest version of every dependency, in .venv-latest
 	rm -rf $(LATEST)
 	$(PYTHON) -m venv $(LATEST)
 	grep '^torch==' constraints.txt > $(LATEST)/torch.txt
 	$(LATEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LATEST)/torch.txt -e '.[dev]'
 	$(LATEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LATEST)/torch.txt --upgrade $(HELD_BACK)
-	@echo "Other versions than in constraints.txt:"; $(LATEST)/bin/python -m pip freeze --exclude-editable | grep -vxFf constraints.txt || true
+	@echo "Versions that differ from constraints.txt:"; $(LATEST)/bin/python -m pip freeze --exclude-editable | grep -vxFf constraints.txt || true
 	$(LATEST)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-screenshot: $(READY)  ## make the README's picture of the page (needs chromium)
+screenshot: $(READY)  ## take the README's screenshot of the page (needs chromium)
 	$(BIN)/python experiments/page_screenshot.py
 
-golden: $(READY)  ## rewrite the golden files (tests/golden); ARGS='-k search' rewrites some
+golden: $(READY)  ## rewrite the golden files in tests/golden; ARGS='-k search' for some of them
 	PRISM_WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/golden $(ARGS)
 
 check: $(READY)  ## lint and type-check
@@ -58,7 +58,7 @@ format: $(READY) ## format the code and apply safe lint fixes
 
 # Idle threads wait as in the prism command (see docs/lab/performance.md). Options for all: make bench ARGS='--busy 2'
 bench: export GOMP_SPINCOUNT ?= $(shell sed -n 's/^SPIN_COUNT = "\(.*\)"/\1/p' src/prism_prm/cli/threads.py)
-bench: $(READY)  ## run the benchmarks, one after the other
+bench: $(READY)  ## run all benchmarks
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
 
 clean:           ## remove the virtual environment and caches

@@ -1,4 +1,4 @@
-"""Real PRM800K trees, their pairs as leaves, and a small random PRM: what the scoring benchmarks share."""
+"""Shared parts of the scoring benchmarks: real PRM800K trees, their pairs as leaves, and a small random PRM."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Work:
 
 
 def real_trees(count: int, max_steps: int = 10**9) -> list[StepTree]:
-    """The first trees of PRM800K phase 1 with at most so many steps; without data the benchmark ends."""
+    """The first trees of PRM800K phase 1 with at most `max_steps` steps; exits if PRISM_DATA is not set."""
     folder = os.environ.get("PRISM_DATA")
     if not folder:
-        print("skipped: set PRISM_DATA to the folder that holds prm800k/phase1_train.jsonl")
+        print("skipped: set PRISM_DATA to the folder with prm800k/phase1_train.jsonl")
         sys.exit(0)
     trees = read_trees(Path(folder) / "prm800k" / "phase1_train.jsonl")
     return list(islice((tree for tree in trees if len(tree.trunk) <= max_steps), count))
@@ -54,7 +54,7 @@ def with_pairs(tree: StepTree, lookaheads: int) -> Work:
 
 
 def score_sequences(prm: PRM, ids: Sequence[Encoded]) -> torch.Tensor:
-    """The peer: each sequence whole, right-padded in batches sorted by length, causal attention without any mask."""
+    """The peer: whole sequences, right-padded in batches sorted by length, with causal attention and no mask."""
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
     scores = torch.empty(len(ids))
     while order:

@@ -1,5 +1,4 @@
-"""Time alternatives side by side in one run, so that a noisy machine disturbs them alike; print all in one form, with
-the peak memory of each."""
+"""Time alternatives in one run, in turn, so that a noisy machine affects all alike; print times and peak memory."""
 
 from __future__ import annotations
 
@@ -26,16 +25,16 @@ _SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in r
 
 
 def options(doc: str | None, *, repeats: int) -> argparse.ArgumentParser:
-    """A parser with what every benchmark has; `doc` begins with its purpose."""
+    """A parser with the options that all benchmarks share; `doc` is the description."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=repeats, help="rounds (default: %(default)s)")
-    parser.add_argument("--busy", type=int, default=0, metavar="N", help="run beside N processes that keep a core busy")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="keep N cores busy with other processes")
     return parser
 
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that only use a core. They end with the block, and with this process however it ends."""
+    """Run `count` processes that keep a core busy. They end with the block, or with this process."""
     with contextlib.ExitStack() as ending:
         for _ in range(count):
             process = subprocess.Popen([sys.executable, "-c", _SPIN, str(os.getpid())])
@@ -45,21 +44,22 @@ def busy(count: int) -> Iterator[None]:
 
 
 class Peak:
-    """The most memory that this process and those it has started held in a block."""
+    """The peak memory of this process and its children in a block."""
 
     gib = 0.0
 
 
 @contextlib.contextmanager
 def peak_memory() -> Iterator[Peak]:
-    """Measure a block. What was used before and freed does not count; what is still held does. Linux only, or 0."""
+    """Measure the peak memory of a block, including memory that was allocated before and is still in use. 0 if not on
+    Linux."""
     peak, others, done = Peak(), [0.0], threading.Event()
     if sys.platform != "linux":
         yield peak
         return
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from what is held now
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to the current use
 
     def watch() -> None:
         while not done.wait(0.1):
@@ -76,7 +76,7 @@ def peak_memory() -> Iterator[Peak]:
 
 
 def _gib(process: int, field: str) -> float:
-    with contextlib.suppress(OSError):  # it has just ended
+    with contextlib.suppress(OSError):  # the process has ended
         found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
         return int(found[1]) / 2**20 if found else 0.0
     return 0.0
@@ -91,14 +91,14 @@ def _descendants(process: int) -> list[int]:
 
 
 def side_by_side(alternatives: Mapping[str, Callable[[], object]], *, repeats: int, beside: int = 0) -> Seconds:
-    """Time each alternative `repeats` times beside busy processes; every round runs all of them once, in turn.
+    """Time each alternative `repeats` times, next to `beside` busy processes; every round runs each of them once.
 
     Prints the peak memory of each.
     """
     seconds: Seconds = {name: [] for name in alternatives}
     memory = dict.fromkeys(alternatives, 0.0)
     waiting = [f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ]
-    print(f"beside {beside} busy processes; idle threads wait by {' '.join(waiting) or 'the default'}")
+    print(f"{beside} busy processes; idle threads wait by {' '.join(waiting) or 'the default'}")
     with busy(beside):
         for _ in range(repeats):
             for name, run in alternatives.items():
@@ -112,19 +112,19 @@ def side_by_side(alternatives: Mapping[str, Callable[[], object]], *, repeats: i
 
 
 def median(seconds: Seconds, name: str) -> float:
-    """The median of an alternative's rounds."""
+    """The median time of an alternative."""
     return statistics.median(seconds[name])
 
 
 def print_ratios(seconds: Seconds, *, peer: str) -> None:
-    """A line per alternative: its median time, and how many times faster than `peer` it is."""
+    """Print the median time of each alternative, and how many times faster than `peer` it is."""
     for name in seconds:
         ratio = median(seconds, peer) / median(seconds, name)
         print(f"{name:50s} {median(seconds, name):10.3f} s   {ratio:8.2f}x of {peer}")
 
 
 def conclude(ours: Sequence[float], others: Sequence[float], *, peer: str) -> None:
-    """The last line of a benchmark, the same for all: how many times faster, as median and range of the rounds."""
+    """Print the last line of a benchmark: how many times faster, as median and range over rounds."""
     ratios = [other / own for own, other in zip(ours, others, strict=True)]
     spread = f"{min(ratios):.2f}–{max(ratios):.2f}"
     print(f"{Path(sys.argv[0]).stem}: {statistics.median(ratios):.2f}x over {peer} ({spread})")

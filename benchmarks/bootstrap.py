@@ -1,4 +1,4 @@
-"""Bootstrap of PRMBench's metrics: all draws at once, against a loop over draws that asks scikit-learn.
+"""Bootstrap of PRMBench's metrics: all draws at once, against a loop over draws that calls scikit-learn.
 
 83,371 synthetic steps with PRMBench's class sizes, 758 problems, 1,000 draws of whole problems; both sides compute the
 counts, TPR, FPR and PRMScore of every class and pooled, and the pooled AUROC, and must give the same numbers for the
@@ -62,7 +62,7 @@ def all_at_once(draws: Any) -> dict[str, Any]:
 
 
 def loop_over_draws(draws: Any) -> dict[str, Any]:
-    """The obvious way: repeat the drawn problems' steps and ask scikit-learn."""
+    """The peer: repeat the steps of the drawn problems and call scikit-learn."""
     found: dict[str, list[Any]] = {name: [] for name in ("counts", "tpr", "fpr", "prm_score", "auroc")}
     for draw in draws:
         rows = np.repeat(np.arange(len(RIGHT)), draw[PROBLEM])
@@ -84,7 +84,7 @@ def _of_class(right: Any, good: Any, name: str) -> tuple[Any, float, float, floa
 
 
 def main() -> None:
-    """Time both, and hold them to the same numbers."""
+    """Time both, and check that their numbers are equal."""
     parser = options(__doc__, repeats=3)
     parser.add_argument("--full", action="store_true", help="time the loop on all draws")
     arguments = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Score trees beside busy processes, by how long idle threads spin: packed trees against two sequences per pair.
+"""Score trees on a busy machine with several spin counts of idle threads: packed trees against two sequences per pair.
 
-torch's threads are those of libgomp. After each operation an idle thread spins before it sleeps, 300,000 times by
-default. That is quick on an idle machine; beside other work, the spinning takes the core from the thread that all wait
-for. `prism` sets GOMP_SPINCOUNT (see src/prism_prm/cli/threads.py); this shows what that gains and costs. libgomp reads
-its settings once, so each has a process of its own; these take turns, and only one works at a time. The peer gets the
-setting that suits it best, and is timed on every third sequence.
+torch uses the threads of libgomp. After each operation an idle thread spins before it sleeps, 300,000 times by default.
+That is fast on an idle machine; on a busy one, spinning takes the core from the thread that all others wait for.
+`prism` sets GOMP_SPINCOUNT (see src/prism_prm/cli/threads.py); this shows the gain and the cost. libgomp reads its
+settings once, so each setting has its own process; only one of them works at a time. The peer gets its best setting
+and is timed on every third sequence.
 
 Run: PRISM_DATA=… python benchmarks/busy.py [--busy 2] [--threads 2] [--trajectories 6] [--repeats 4]
 """
@@ -24,7 +24,7 @@ from functools import partial
 from _side_by_side import Seconds, busy, conclude, median, options, peak_memory
 from prism_prm.cli.threads import SETTINGS, SPIN_COUNT
 
-WAYS: dict[str, dict[str, str]] = {
+SPIN_SETTINGS: dict[str, dict[str, str]] = {
     "libgomp's default": {},
     **{f"GOMP_SPINCOUNT={count}": {"GOMP_SPINCOUNT": count} for count in ("10000", "1000", "100")},
     "OMP_WAIT_POLICY=passive": {"OMP_WAIT_POLICY": "passive"},
@@ -33,11 +33,11 @@ WAYS: dict[str, dict[str, str]] = {
 OURS = f"GOMP_SPINCOUNT={SPIN_COUNT}"
 JOBS = ("packed", "separate")
 PACKED_RUNS = 4
-"""In a row, for the mean: the system favours a process that has just woken up, which would hide what spinning costs."""
+"""Runs in a row, for the mean: the system favors a process that has just woken up, which would hide the cost."""
 
 
 class Worker:
-    """A process with one setting, which does jobs when told."""
+    """A process with one setting that runs jobs on request."""
 
     def __init__(self, setting: dict[str, str], arguments: argparse.Namespace) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
@@ -48,7 +48,7 @@ class Worker:
         )
 
     def ask(self, job: str) -> str:
-        """What the process says to a job; it says a line for each."""
+        """Run a job; returns the line that the process prints."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{job}\n")
@@ -60,7 +60,7 @@ class Worker:
 
 
 def work(trajectories: int) -> None:
-    """A worker: load once, then time jobs as they are asked for, until there is no one to ask."""
+    """The worker process: load once, then time the jobs on standard input."""
     from _real_trees import real_trees, score_sequences, small_prm, with_pairs
     from tree_scoring import sequences
 
@@ -86,8 +86,8 @@ def work(trajectories: int) -> None:
 
 @contextlib.contextmanager
 def workers(arguments: argparse.Namespace) -> Iterator[dict[str, Worker]]:
-    """One process per setting, all of them warm."""
-    started = {name: Worker(setting, arguments) for name, setting in WAYS.items()}
+    """One process per setting, after a warm-up."""
+    started = {name: Worker(setting, arguments) for name, setting in SPIN_SETTINGS.items()}
     try:
         for worker in started.values():
             worker.ask("packed")
@@ -101,7 +101,7 @@ def workers(arguments: argparse.Namespace) -> Iterator[dict[str, Worker]]:
 def measure(started: dict[str, Worker], beside: int, repeats: int) -> dict[tuple[int, str], Seconds]:
     """(busy processes, job) → the seconds of each setting."""
     found: dict[tuple[int, str], Seconds] = {
-        (load, job): {name: [] for name in WAYS} for load in (0, beside) for job in JOBS
+        (load, job): {name: [] for name in SPIN_SETTINGS} for load in (0, beside) for job in JOBS
     }
     for number in range(repeats):
         print(f"round {number + 1} of {repeats}; load of the machine: {os.getloadavg()[0]:.1f}", flush=True)
@@ -111,7 +111,7 @@ def measure(started: dict[str, Worker], beside: int, repeats: int) -> dict[tuple
                     for job in JOBS:
                         found[load, job][name].append(float(worker.ask(job)))
                     packed, separate = (found[load, job][name][-1] for job in JOBS)
-                    print(f"{name}, beside {load}: packed {packed:.2f} s, separate {separate:.2f} s", flush=True)
+                    print(f"{name}, {load} busy: packed {packed:.2f} s, separate {separate:.2f} s", flush=True)
     return found
 
 
@@ -130,16 +130,16 @@ def main() -> None:
         work(arguments.trajectories)
         return
     if not os.environ.get("PRISM_DATA"):
-        print("skipped: set PRISM_DATA to the folder that holds prm800k/phase1_train.jsonl")
+        print("skipped: set PRISM_DATA to the folder with prm800k/phase1_train.jsonl")
         return
     with peak_memory() as peak, workers(arguments) as started:
         print(f"{started[OURS].ask('about')}; {arguments.threads} threads; seconds: median (range)")
         found = measure(started, arguments.busy, arguments.repeats)
     print(f"peak memory: {peak.gib:.2f} GiB, of the workers of all settings together")
     columns = [(load, job) for load in (0, arguments.busy) for job in JOBS]
-    print("| | " + " | ".join(f"{job}, beside {load}" for load, job in columns) + " |")
+    print("| | " + " | ".join(f"{job}, {load} busy" for load, job in columns) + " |")
     print("|---|" + "---:|" * len(columns))
-    for name in WAYS:
+    for name in SPIN_SETTINGS:
         print(f"| {name} | " + " | ".join(cell(found[column][name]) for column in columns) + " |")
     idle, beside = found[0, "packed"], found[arguments.busy, "separate"]
     best, peer = (min(seconds, key=partial(median, seconds)) for seconds in (idle, beside))

@@ -1,10 +1,10 @@
-"""Judge 4,000 answers with workers on all cores, against the same judging one answer after the other.
+"""Judge 4,000 answers with workers on all cores, against a serial loop.
 
-With PRISM_DATA the answers are those of the pool of 100 MATH-500 problems × 40 solutions; without it, as many are made
-up. The peer is a plain loop over the same function in one process, without any time limit. Against it:
-the same calls in killable workers, each with its time limit; and `Judge`, which also compares plain numbers without
-algebra and judges equal answers once. Every round starts fresh processes on all sides, since both parsers and algebra
-keep caches; the start is part of the time.
+With PRISM_DATA the answers are those of the pool of 100 MATH-500 problems × 40 solutions; without it, they are
+synthetic. The peer is a plain loop over the same function in one process, without a time limit. Compared with it: the
+same calls in killable workers, each with a time limit; and `Judge`, which also compares plain numbers without algebra
+and judges equal answers once. Every round starts new processes, since parsers and algebra have caches; the startup is
+part of the time.
 
 Run: PRISM_DATA=… python benchmarks/judging.py
 """
@@ -37,8 +37,8 @@ def real_pairs(folder: Path) -> list[tuple[str, str]]:
     return (pairs * 2)[:NUM_ANSWERS]
 
 
-def made_up_pairs() -> list[tuple[str, str]]:
-    """Fractions, roots and polynomials, half of them wrong; repeated, as answers in a pool are."""
+def synthetic_pairs() -> list[tuple[str, str]]:
+    """Fractions, roots and polynomials, half of them wrong; repeated, like answers in a pool."""
     draw = random.Random(0)
     distinct = []
     for _ in range(NUM_ANSWERS // 10):
@@ -53,32 +53,32 @@ def made_up_pairs() -> list[tuple[str, str]]:
     return [pair for pair in distinct for _ in range(10)]
 
 
-def the_pairs() -> list[tuple[str, str]]:
-    """What is judged."""
+def answer_pairs() -> list[tuple[str, str]]:
+    """The answers to judge."""
     folder = os.environ.get("PRISM_DATA")
-    return real_pairs(Path(folder)) if folder else made_up_pairs()
+    return real_pairs(Path(folder)) if folder else synthetic_pairs()
 
 
 def in_a_loop() -> list[bool]:
-    """One answer after the other, in a process of its own."""
+    """A serial loop in a new process."""
     out = subprocess.run([sys.executable, __file__, "--loop"], capture_output=True, text=True, check=True)
     return [bool(verdict) for verdict in json.loads(out.stdout)]
 
 
 def in_workers() -> list[bool]:
-    """The same calls, shared out."""
+    """The same calls in a pool of workers."""
     with ProcessPool("prism_prm.grading.symbolic") as workers:
-        return [bool(outcome.value) for outcome in workers.run([("equivalent", pair) for pair in the_pairs()])]
+        return [bool(outcome.value) for outcome in workers.run([("equivalent", pair) for pair in answer_pairs()])]
 
 
 def with_judge() -> list[bool]:
-    """As `prism rerank` judges."""
+    """`Judge`, as in `prism rerank`."""
     with Judge() as judge:
-        return [verdict.correct for verdict in judge.judge(the_pairs())]
+        return [verdict.correct for verdict in judge.judge(answer_pairs())]
 
 
 def child_seconds() -> float:
-    """CPU time of all processes started so far that have ended."""
+    """CPU time of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -89,24 +89,26 @@ def main() -> None:
     parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.loop:
-        print(json.dumps([symbolic.equivalent(*pair) for pair in the_pairs()]))
+        print(json.dumps([symbolic.equivalent(*pair) for pair in answer_pairs()]))
         return
     verdicts: dict[str, list[bool]] = {}
 
     busy: dict[str, float] = {}
 
-    def keep(name: str, run: Callable[[], list[bool]]) -> Callable[[], None]:
-        def kept() -> None:
+    def record(name: str, run: Callable[[], list[bool]]) -> Callable[[], None]:
+        def run_and_record() -> None:
             cpu, started = child_seconds(), time.perf_counter()
             verdicts[name] = run()
             busy[name] = (child_seconds() - cpu) / (time.perf_counter() - started)
 
-        return kept
+        return run_and_record
 
     peer = "a serial loop, no time limit"
     alternatives = {peer: in_a_loop, f"killable workers, {available_cores()} cores": in_workers, "Judge": with_judge}
     seconds = side_by_side(
-        {name: keep(name, run) for name, run in alternatives.items()}, repeats=arguments.repeats, beside=arguments.busy
+        {name: record(name, run) for name, run in alternatives.items()},
+        repeats=arguments.repeats,
+        beside=arguments.busy,
     )
     print(f"{len(verdicts[peer]):,} answers, {sum(verdicts[peer]):,} right by the loop")
     for name, found in verdicts.items():

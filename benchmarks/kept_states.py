@@ -1,11 +1,11 @@
-"""Train with frozen lower layers: their output computed in every pass, against kept on disc and computed once.
+"""Train with frozen lower layers: their activations cached on disk, against computed in every pass.
 
-Both train the same upper layers of the same PRM on the same updates of real PRM800K pairs, so their losses agree to
-rounding, which is checked. The peer is our own training with `frozen_layers` and no cache; filling the cache is
-timed apart, since it is paid once however many epochs, objectives and seeds follow.
+Both train the same upper layers of the same PRM on the same updates of real PRM800K pairs, so their losses agree up to
+rounding, which is checked. The peer is our own training with `frozen_layers` and no cache. Filling the cache is timed
+separately, since it happens once for all epochs, objectives and seeds.
 
 Run: PRISM_DATA=… python benchmarks/kept_states.py --prm FOLDER [--frozen 18] [--trajectories 8] [--updates 4]
-     (FOLDER: a PRM; without it, a small random one is made)
+     (FOLDER: a PRM; by default a small random one)
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from prism_prm.train.margins import fill_cache
 from prism_prm.train.model import prepare
 from prism_prm.train.recipe import HardwareSettings
 
-OURS, PEER = "kept on disc", "frozen layers, computed each time"
+OURS, PEER = "cached on disk", "frozen layers, computed each time"
 
 
 def train(prm: PRM, examples: Examples, frozen: int, updates: int, cache: Path | None) -> list[float]:
-    """The losses of the first updates, from a copy of the weights."""
+    """Train a copy of the PRM; returns the losses of the first updates."""
     fresh = copy.deepcopy(prm)
     if cache is not None:
         fresh.cache = LowerCache(fresh.module, CacheSettings(cache, frozen))

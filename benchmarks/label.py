@@ -1,11 +1,11 @@
-"""Rollouts for labels: many per batch through shared prefixes, against one request per rollout from scratch.
+"""Rollouts for labels: batched with shared prefixes, against one request per rollout from scratch.
 
-The peer is what labelling scripts do with a model of transformers: every rollout is a request of its own that reads
-problem and prefix again. Both sides label the same problems with the same noise, and must write the same texts.
-"Batched, from scratch" keeps batches and shares no prefix: it shows how much of the gain is due to sharing.
+The peer is what labeling scripts do with a transformers model: every rollout is a separate request that reads the
+problem and the prefix again. Both sides label the same problems with the same noise, and must write the same texts.
+"Batched, from scratch" uses batches without shared prefixes: it shows how much of the gain is due to sharing.
 
-The policy is a small random Qwen2 model over single characters, about 30 of which make a step, with problems of 150.
-Random texts would end anywhere, so here all run to the limit on tokens.
+The policy is a small random Qwen2 model over single characters, about 30 per step, with problems of 150. Random texts
+would end anywhere, so all of them run to the token limit here.
 
 Run: python benchmarks/label.py [--problems 1] [--rollouts 4] [--parts]
 """
@@ -29,8 +29,8 @@ from prism_prm.search.label_rules import LabelSettings
 from search import make_model
 
 
-class Noting:
-    """The policy as it is, noting all that it writes."""
+class RecordingPolicy:
+    """The policy, with a record of all that it writes."""
 
     def __init__(self, policy: HfPolicy) -> None:
         self.policy = policy
@@ -38,40 +38,40 @@ class Noting:
         self.identity, self.prompt, self.close = policy.identity, policy.prompt, policy.close
         self.texts: list[str] = []
 
-    def batches(self, asks: Sequence[StepRequest]) -> list[list[int]]:
-        """What is asked for together."""
-        return [list(range(len(asks)))]
+    def batches(self, requests: Sequence[StepRequest]) -> list[list[int]]:
+        """The indices of the requests in each batch."""
+        return [list(range(len(requests)))]
 
-    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
+    def write(self, requests: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         """Write batch by batch."""
         found: dict[int, Written] = {}
-        for batch in self.batches(asks):
-            found.update(zip(batch, self.policy.write([asks[i] for i in batch], sampling), strict=True))
-        written = [found[i] for i in range(len(asks))]
+        for batch in self.batches(requests):
+            found.update(zip(batch, self.policy.write([requests[i] for i in batch], sampling), strict=True))
+        written = [found[i] for i in range(len(requests))]
         self.texts += [one.text for one in written]
         return written
 
 
-class OneByOne(Noting):
+class OneByOne(RecordingPolicy):
     """One request per text, which is read from its start."""
 
-    def batches(self, asks: Sequence[StepRequest]) -> list[list[int]]:
-        """Each alone."""
-        return [[i] for i in range(len(asks))]
+    def batches(self, requests: Sequence[StepRequest]) -> list[list[int]]:
+        """One request per batch."""
+        return [[i] for i in range(len(requests))]
 
-    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
-        """Forget what was kept."""
-        return super().write([replace(ask, state=None) for ask in asks], sampling)
+    def write(self, requests: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
+        """Clear the cache first."""
+        return super().write([replace(request, state=None) for request in requests], sampling)
 
 
 class Unshared(OneByOne):
-    """The same in batches of different texts, so that none is read for another."""
+    """Batches of different texts, so that no prefix is shared."""
 
-    def batches(self, asks: Sequence[StepRequest]) -> list[list[int]]:
-        """The first ask of every text, then the second, and so on."""
-        waiting, found = list(range(len(asks))), []
+    def batches(self, requests: Sequence[StepRequest]) -> list[list[int]]:
+        """The first request of every text, then the second, and so on."""
+        waiting, found = list(range(len(requests))), []
         while waiting:
-            batch = list({asks[i].text: i for i in reversed(waiting)}.values())
+            batch = list({requests[i].text: i for i in reversed(waiting)}.values())
             found.append(batch)
             waiting = [i for i in waiting if i not in set(batch)]
         return found
@@ -96,7 +96,7 @@ def main() -> None:
         policy = load_hf(folder)
     policy.end_ids = frozenset()
     ours, peer = "batched through shared prefixes", "one request per rollout, from scratch"
-    ways: dict[str, Noting] = {ours: Noting(policy), peer: OneByOne(policy)}
+    ways: dict[str, RecordingPolicy] = {ours: RecordingPolicy(policy), peer: OneByOne(policy)}
     if arguments.parts:
         ways["batched, from scratch"] = Unshared(policy)
 

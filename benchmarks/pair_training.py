@@ -1,9 +1,9 @@
 """Train on real PRM800K pairs: packed trees against TRL's RewardTrainer, and against our own separate sequences.
 
 All train the same Qwen2 architecture with AdamW on the same pairs (annotated, and four lookaheads per position) with
-the same number of pairs per update. The peer, TRL's RewardTrainer, runs both sides of every pair as a whole sequence;
-its row filter (max_length) and gradient checkpointing are off, so that it does no more work than it must;
-its batch is the largest of 16, 8, 4, 2 and 1 pairs per pass that fits in 10 GiB (--trl-batch sets another).
+the same number of pairs per update. The peer, TRL's RewardTrainer, runs both sides of every pair as a whole sequence.
+Its row filter (max_length) and gradient checkpointing are off, so that it does no unnecessary work. Its batch is the
+largest of 16, 8, 4, 2 and 1 pairs per pass that fits in 10 GiB (--trl-batch sets another).
 
 Run: PRISM_DATA=… python benchmarks/pair_training.py [--trajectories 40] [--updates 3] [--per-tree 32]
 """
@@ -39,7 +39,7 @@ from prism_prm.tree import StepTree
 PAIRS_PER_UPDATE = 64
 PEER = "TRL RewardTrainer"
 FITS = 10.0
-"""GiB that a pass of the peer may take."""
+"""The memory limit of a pass of the peer in GiB."""
 
 
 def real_examples(trees: list[StepTree], lookaheads: int) -> Examples:
@@ -65,7 +65,7 @@ def make_round(prm: PRM, examples: Examples, pack: Packing, per_tree: int, updat
 
 
 def train_ours(prm: PRM, examples: Examples, pack: Packing, per_tree: int, updates: int) -> int:
-    """Train copies of the weights; gives the tokens that went through the model."""
+    """Train copies of the weights; returns the number of tokens."""
     tokens = 0
 
     def count(line: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ def train_ours(prm: PRM, examples: Examples, pack: Packing, per_tree: int, updat
 
 
 def as_sequences(prm: PRM, examples: Examples, indices: Ints) -> Dataset:
-    """The pairs as TRL takes them: the ids of both whole sequences."""
+    """The pairs in TRL's format: the ids of both whole sequences."""
 
     def ids(tree: StepTree, parent: int, text: str) -> list[int]:
         steps = [*tree.texts(tree.path(parent)), text]
@@ -118,7 +118,7 @@ def trl_trainer(prm: PRM, data: Dataset, folder: str, batch: int) -> RewardTrain
 
 
 def fitting_batch(prm: PRM, data: Dataset) -> int:
-    """The peer's pairs per pass, by the memory that its longest pair takes alone."""
+    """The peer's pairs per pass, estimated from the memory of its longest pair."""
     sizes = [len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in data]
     with peak_memory() as idle:
         pass

@@ -31,24 +31,24 @@ from prism_prm.data.build_pairs import PairRecipe, build_pairs
 build_pairs(Reader([sys.argv[1]]), sys.argv[2], PairRecipe(PairSettings(audit=sys.argv[3])))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
-"""Linux's own high-water mark: that of `getrusage` would begin with the memory of the process that started this one."""
+"""VmHWM of Linux: the value of `getrusage` would start with the memory of the parent process."""
 
 
 def json_pass(file: Path) -> None:
-    """The peer: decode every line and throw it away."""
+    """The peer: decode every line and discard it."""
     with file.open("rb") as lines:
         for line in lines:
             json.loads(line)
 
 
 def build(file: Path, out: Path, audit: Audit) -> int:
-    """The whole of `prism pairs --lookahead all`; returns the number of pairs."""
+    """All of `prism pairs --lookahead all`; returns the number of pairs."""
     summary = build_pairs(Reader([file]), out, PairRecipe(PairSettings(audit=audit)))
     return int(summary["pairs"]["total"])
 
 
 def peak_megabytes(file: Path, out: Path, audit: Audit) -> float:
-    """Peak memory of a process of its own."""
+    """Peak memory of a new process."""
     command = [sys.executable, "-c", PEAK_MEMORY, str(file), str(out), audit]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024
 
@@ -57,7 +57,7 @@ def main() -> None:
     arguments = options(__doc__, repeats=3).parse_args()
     data = os.environ.get("PRISM_DATA")
     if not data:
-        print("skipped: set PRISM_DATA to the folder that holds prm800k/phase1_train.jsonl")
+        print("skipped: set PRISM_DATA to the folder with prm800k/phase1_train.jsonl")
         return
     once = Path(data) / "prm800k" / "phase1_train.jsonl"
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""Very many solutions through `prism score --ray`: the driver's memory and the rate, from the first to the last tenth.
+"""A million solutions through `prism score --ray`: the driver's memory and the rate, from the first to the last tenth.
 
-Makes the input and a tiny PRM in a folder, runs the command with two workers of one thread each, and samples what is
-filed and what memory the driver has (all of it, and without pages of files). Run it again in the same folder to resume
-a run that was stopped; the table is then about the rest.
+It creates the input and a tiny PRM in a folder, runs the command with two workers of one thread each, and samples the
+number of stored scores and the driver's memory (resident, and without file pages). Run it again in the same folder to
+resume a stopped run; the table then covers the rest.
 
 Run: python benchmarks/ray_million.py [--solutions 1000000] [--folder FOLDER] [--minutes 20]
 """
@@ -24,29 +24,29 @@ from _side_by_side import conclude, options, peak_memory
 
 STEPS = 5
 SECONDS = 2.0
-"""Between samples."""
+"""The interval of samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How far the command was at one time."""
+    """The progress of the command at one time."""
 
     seconds: float
     solutions: int
-    """Filed since it began."""
+    """Stored since the start."""
     resident: float
     """Megabytes."""
     own: float
-    """Of those, not pages of files."""
+    """Without file pages."""
 
 
 def steps_of(i: int) -> list[str]:
-    """The made-up solution of a problem; no two have a step in common."""
+    """A synthetic solution; no two have a step in common."""
     return [f"Step {k}: {i} + {k} = {i + k}, so we add." for k in range(STEPS)]
 
 
 def make_input(folder: Path, count: int) -> None:
-    """The solutions, unless they are there."""
+    """Write the solutions, unless they exist."""
     path = folder / f"{count}.jsonl"
     if path.exists():
         return
@@ -57,29 +57,29 @@ def make_input(folder: Path, count: int) -> None:
 
 
 def memory(process: int) -> tuple[float, float]:
-    """Megabytes of a process: resident, and of those its own."""
+    """Megabytes of a process: resident, and anonymous."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     kb = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("VmRSS", "RssAnon"))}
     return kb["VmRSS"] / 1024, kb["RssAnon"] / 1024
 
 
 def run(folder: Path, count: int, workers: int, minutes: float) -> tuple[list[Sample], bool]:
-    """Score, and watch; whether it ended in time."""
+    """Score and sample; also returns whether it finished in time."""
     out = folder / f"{count}.parquet"
     command = [
         sys.executable, "-m", "prism_prm", "score", str(folder / f"{count}.jsonl"), "--prm", str(folder / "prm"),
         "--out", str(out), "--ray", "-R", f"workers={workers}",
     ]  # fmt: skip
-    filed = folder / f".{count}.parquet.scores"
-    portions = _count(filed)
+    store = folder / f".{count}.parquet.scores"
+    chunks = _count(store)
     samples: list[Sample] = []
     begun = time.monotonic()
     with (folder / "log.txt").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         while process.poll() is None:
             time.sleep(SECONDS)
             try:
-                samples.append(Sample(time.monotonic() - begun, 64 * (_count(filed) - portions), *memory(process.pid)))
-            except (FileNotFoundError, KeyError):  # it ends just now
+                samples.append(Sample(time.monotonic() - begun, 64 * (_count(store) - chunks), *memory(process.pid)))
+            except (FileNotFoundError, KeyError):  # it has just ended
                 break
             if len(samples) > 1 and samples[-1].solutions < samples[-2].solutions:  # it is done and removes its store
                 samples.pop()
@@ -92,13 +92,13 @@ def run(folder: Path, count: int, workers: int, minutes: float) -> tuple[list[Sa
 
 
 def _count(folder: Path) -> int:
-    """Portions that are filed."""
+    """Chunks in the score store."""
     return sum(len(os.listdir(own)) for own in folder.glob("*"))
 
 
 def show(samples: list[Sample]) -> list[float]:
-    """A row per tenth of the solutions that were filed; the seconds per solution of each."""
-    print("| tenth | solutions | solutions/s | driver, MB | of that its own, MB |\n|---|---|---|---|---|")
+    """Print a row per tenth of the solutions; returns the seconds per solution of each tenth."""
+    print("| tenth | solutions | solutions/s | driver, MB | without file pages, MB |\n|---|---|---|---|---|")
     most, before = samples[-1].solutions, samples[0]
     costs = []
     for tenth in range(1, 11):
@@ -115,8 +115,8 @@ def main() -> None:
     parser = options(__doc__, repeats=1)
     parser.add_argument("--solutions", type=int, default=20_000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="where input and output are; default: a temporary folder")
-    parser.add_argument("--minutes", type=float, default=20.0, help="when to stop it")
+    parser.add_argument("--folder", type=Path, help="folder for input and output (default: a temporary folder)")
+    parser.add_argument("--minutes", type=float, default=20.0, help="time limit (default: %(default)s)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as own:
         folder = arguments.folder or Path(own)
@@ -128,7 +128,7 @@ def main() -> None:
             samples, is_whole = run(folder, arguments.solutions, arguments.workers, arguments.minutes)
         log = (folder / "log.txt").read_text()
     if len(samples) < 2:
-        sys.exit(f"too little was filed to say anything:\n{log}")
+        sys.exit(f"too few scores for a result:\n{log}")
     costs = show(samples)
     mean = (samples[-1].solutions - samples[0].solutions) / (samples[-1].seconds - samples[0].seconds)
     print(f"{mean:,.0f} solutions/s: {20 * 60 * mean:,.0f} in 20 minutes")

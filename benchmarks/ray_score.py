@@ -1,8 +1,8 @@
 """Score solutions on Ray: two workers of one thread each against one, and one against this process.
 
-All three fill a fresh score store, portion by portion, as `prism score` does. Workers are started before the clock is:
-what is measured is the work, the portions' way to the workers and back, and the filing. The goals are 1.7 times for two
-workers on two free cores, and an overhead below 10 % for one.
+All three fill a new score store in chunks, like `prism score`. Workers are started before the timing, which covers
+scoring, the transfer of chunks, and writing. The targets are 1.7 times for two workers on two free cores, and an
+overhead below 10 % for one.
 
 Run: python benchmarks/ray_score.py [--solutions 1000] [--hidden 256] [--layers 6]
 """
@@ -26,7 +26,7 @@ from prism_prm.tree import StepTree
 
 
 def solutions(count: int) -> list[StepTree]:
-    """Made-up solutions of three to eight steps."""
+    """Synthetic solutions of three to eight steps."""
     return [
         StepTree.chain(
             f"What is {i} + {i % 7}?", [f"Step {k}: {i} + {k} = {i + k}, so we add." for k in range(3 + i % 6)]
@@ -36,7 +36,7 @@ def solutions(count: int) -> list[StepTree]:
 
 
 def fill(prm: Scorer, trees: list[StepTree], chunk: int) -> None:
-    """Score all trees into a store of their own."""
+    """Score all trees into a new store."""
     with tempfile.TemporaryDirectory() as folder:
         ScoreStore(folder, prm, chunk=chunk).fill([Request.all_of(tree) for tree in trees])
 
@@ -46,7 +46,7 @@ def main() -> None:
 
     parser = options(__doc__, repeats=5)
     parser.add_argument("--solutions", type=int, default=1000)
-    parser.add_argument("--portion", type=int, default=CHUNK)
+    parser.add_argument("--chunk", type=int, default=CHUNK)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
     arguments = parser.parse_args()
@@ -56,7 +56,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "prm"
         texts = [node.text for tree in trees for node in tree.nodes]
         small_prm(texts, hidden=arguments.hidden, layers=arguments.layers).save(folder)
-        # Cores for all workers of both pools: those of one wait while the other's work.
+        # Cores for the workers of both pools, of which only one works at a time.
         ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         stack.callback(ray.shutdown)
         here, one, two = "this process, one thread", "one worker", "two workers"
@@ -65,9 +65,9 @@ def main() -> None:
             for name, count in {one: 1, two: 2}.items()
         }
         for prm in prms.values():
-            fill(prm, trees[: 8 * arguments.portion], arguments.portion)  # until all workers have begun
+            fill(prm, trees[: 8 * arguments.chunk], arguments.chunk)  # until all workers are warm
         seconds = side_by_side(
-            {name: lambda prm=prm: fill(prm, trees, arguments.portion) for name, prm in prms.items()},  # type: ignore[misc]
+            {name: lambda prm=prm: fill(prm, trees, arguments.chunk) for name, prm in prms.items()},  # type: ignore[misc]
             repeats=arguments.repeats,
             beside=arguments.busy,
         )

@@ -1,10 +1,10 @@
 """Reward 16 × 8 real completions: packed trees against one sequence per completion.
 
-The completions are those of a real policy to problems of MATH-500 (`best_of_n/math500_pool_100.jsonl`), cut off at 256
-tokens. A causal PRM reads all steps of a completion in one pass, so the peer runs each completion once,
-after its prompt, in batches of the same token budget, sorted by length and right-padded, with causal attention and no
-mask. What trees save is the prompt, 7 times of 8, and common beginnings, so the ratio hangs on the prompt: by default
-1,000 words stand before each problem, as a document or examples would.
+The completions are those of a real policy for problems of MATH-500 (`best_of_n/math500_pool_100.jsonl`), cut off at 256
+tokens. A causal PRM reads all steps of a completion in one pass, so the peer runs each completion once, after its
+prompt, in batches of the same token budget, sorted by length and right-padded, with causal attention and no mask. Trees
+save 7 of 8 prompts and common prefixes, so the ratio depends on the length of the prompt: by default each problem is
+preceded by 1,000 words, like a document or few-shot examples.
 
 Run: PRISM_DATA=… python benchmarks/rl_reward.py [--prompt-words 1000] [--completion-tokens 256]
 """
@@ -25,14 +25,14 @@ from prism_prm.scorer import sigmoid
 from prism_prm.steps import cut_steps
 
 Sequences = Sequence[tuple[list[int], list[int]]]
-"""Of each completion its ids, and where its steps are read."""
+"""The ids of each completion, and the positions at which its steps are read."""
 
 
 def real_completions(problems: int, completions: int) -> tuple[list[str], list[str]]:
-    """(problem of each completion, completion), as a trainer has them."""
+    """(problem of each completion, completion), as a trainer gets them."""
     folder = os.environ.get("PRISM_DATA")
     if not folder:
-        print("skipped: set PRISM_DATA to the folder that holds best_of_n/math500_pool_100.jsonl")
+        print("skipped: set PRISM_DATA to the folder with best_of_n/math500_pool_100.jsonl")
         sys.exit(0)
     pool = read_pool(Path(folder) / "best_of_n" / "math500_pool_100.jsonl").problems[:problems]
     found = [(one.problem.text, "\n\n".join(each.steps)) for one in pool for each in one.solutions[:completions]]
@@ -40,7 +40,7 @@ def real_completions(problems: int, completions: int) -> tuple[list[str], list[s
 
 
 def first_tokens(prm: PRM, text: str, count: int) -> str:
-    """The text up to where its first tokens end."""
+    """The text of the first `count` tokens."""
     spans = prm.tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
     return text[: spans[:count][-1][1]]
 
@@ -56,7 +56,7 @@ def sequences(prm: PRM, problems: Sequence[str], texts: Sequence[str]) -> Sequen
 
 
 def score_batch(prm: PRM, some: Sequences) -> list[list[float]]:
-    """P(right) of the steps of some completions, right-padded to the longest, causal attention without any mask."""
+    """P(right) of the steps of a batch, right-padded to the longest, with causal attention and no mask."""
     batch = torch.zeros(len(some), max(len(ids) for ids, _ in some), dtype=torch.int64)
     for row, (ids, _) in enumerate(some):
         batch[row, : len(ids)] = torch.tensor(ids)
@@ -68,7 +68,7 @@ def score_batch(prm: PRM, some: Sequences) -> list[list[float]]:
 
 
 def score_sequences(prm: PRM, every: Sequences) -> list[list[float]]:
-    """The same for all, in batches of the token budget, sorted by length."""
+    """P(right) of all steps, in batches of the token budget, sorted by length."""
     order = sorted(range(len(every)), key=lambda i: -len(every[i][0]))
     found: dict[int, list[float]] = {}
     while order:
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=16)
     parser.add_argument("--completions", type=int, default=8)
     parser.add_argument("--prompt-words", type=int, default=1000, help="words before each problem")
-    parser.add_argument("--completion-tokens", type=int, default=256, help="where completions are cut off")
+    parser.add_argument("--completion-tokens", type=int, default=256, help="length limit of completions")
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--layers", type=int, default=1)
     arguments = parser.parse_args()

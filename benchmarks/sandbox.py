@@ -1,12 +1,11 @@
-"""Judge 1,000 programs in the sandbox, against the same programs in a bare interpreter each.
+"""Run 1,000 programs in the sandbox, against the same programs in a bare interpreter each.
 
-Small programs that read numbers and print a result, as stdin tasks have; all ways must print the same. The peer starts
-the interpreter without any isolation, from as many threads as the sandbox has workers, and without `site` (`-I -S`),
-which the sandbox leaves out too. Beside it: the interpreter as one would start it, with `site`; and an in-process run
-with a signal as its time limit, one program after the other, which is how LiveCodeBench runs them: no process is
-started, and nothing is isolated.
+The programs are small: they read numbers and print a result, as in stdin tasks; all ways must print the same. The peer
+starts the interpreter without isolation, from as many threads as the sandbox has workers, and without `site` (`-I -S`),
+like the sandbox. Also compared: the interpreter with `site`; and a serial in-process run with a signal as the time
+limit, which is how LiveCodeBench runs them, without processes and without isolation.
 
-Each level's overhead against each of these is printed with its range over the rounds.
+The overhead of each isolation level over each of these is printed with its range over rounds.
 
 Run: python benchmarks/sandbox.py [--programs 300 --repeats 3]
 """
@@ -49,7 +48,7 @@ def programs(count: int) -> list[tuple[str, str]]:
 
 
 def bare(chosen: list[tuple[str, str]], *flags: str) -> list[bytes]:
-    """Each in an interpreter of its own."""
+    """Each program in a new interpreter."""
 
     def one(program: tuple[str, str]) -> bytes:
         code, stdin = program
@@ -61,7 +60,7 @@ def bare(chosen: list[tuple[str, str]], *flags: str) -> list[bytes]:
 
 
 def in_process(chosen: list[tuple[str, str]]) -> list[bytes]:
-    """All in this process, one after the other."""
+    """All programs in this process, one after the other."""
     found = []
     real = sys.stdin
     for code, stdin in chosen:
@@ -83,9 +82,9 @@ def sandboxed(box: Sandbox, chosen: list[tuple[str, str]]) -> list[bytes]:
 
 
 def main() -> None:
-    """Time all ways, and hold them to the same output."""
+    """Time all ways, and check that their outputs are equal."""
     parser = options(__doc__, repeats=3)
-    parser.add_argument("--programs", type=int, default=1000, help="how many (default: %(default)s)")
+    parser.add_argument("--programs", type=int, default=1000, help="number of programs (default: %(default)s)")
     arguments = parser.parse_args()
     chosen = programs(arguments.programs)
     ways: dict[str, Callable[[], list[bytes]]] = {

@@ -1,12 +1,12 @@
-"""Guided beam search: all problems in one batch over kept key/values, against one problem at a time from scratch.
+"""Guided beam search: all problems in one batch with cached key/values, against one problem at a time from scratch.
 
 The peer is what search code does today (search-and-learn, OpenR, compute-optimal-tts): problem by problem, after each
-step the policy reads its whole prefix again and the PRM scores problem and all steps anew. Both sides run the same
+step the policy reads its whole prefix again and the PRM scores the problem and all steps again. Both sides run the same
 search with the same noise, and must find the same texts. "Batched, from scratch" shows how much of the gain is due to
 batching over problems alone.
 
-Policy and PRM are small random Qwen2 models over single characters, about 30 of which make a step; the PRM is the
-larger one, as in the paper (1.5B and 7B).
+Policy and PRM are small random Qwen2 models over single characters, about 30 per step; the PRM is the larger one, as in
+the paper (1.5B and 7B).
 
 Run: python benchmarks/search.py [--problems 32] [--n 8] [--steps 4] [--parts]
 """
@@ -37,7 +37,7 @@ from prism_prm.search.tree import SearchResult
 
 
 def make_model(folder: Path, hidden: int, layers: int) -> None:
-    """A random Qwen2 whose tokens are characters: what it writes is cut into the tokens that it wrote."""
+    """A random Qwen2 whose tokens are characters, so that its text has the same tokens when it is read again."""
     characters = string.ascii_lowercase + " +=.\n"
     ids = {character: i for i, character in enumerate([*characters, "<|im_start|>", "<|im_end|>", "<unk>"])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
@@ -55,20 +55,20 @@ def make_model(folder: Path, hidden: int, layers: int) -> None:
 
 
 class Stateless:
-    """The same policy, which reads every prefix from its start."""
+    """The same policy without a cache: it reads every prefix from its start."""
 
     def __init__(self, policy: HfPolicy) -> None:
         self.policy = policy
         self.name, self.has_log_likelihood = policy.name, True
         self.identity, self.prompt, self.close = policy.identity, policy.prompt, policy.close
 
-    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
-        """Forget what was kept."""
-        return self.policy.write([replace(ask, state=None) for ask in asks], sampling)
+    def write(self, requests: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
+        """Clear the cache first."""
+        return self.policy.write([replace(request, state=None) for request in requests], sampling)
 
 
 class Rescoring(Session):
-    """A session that keeps nothing: every new step is scored with all that comes before it."""
+    """A session without a cache: every new step is scored with its whole prefix."""
 
     def extend(self, steps: Iterable[tuple[SessionNode, str]]) -> list[SessionNode]:
         """Score whole solutions, as plain sequences."""
@@ -80,16 +80,16 @@ class Rescoring(Session):
         return [distinct[node.parent, node.text] for node in nodes]
 
     def keep(self, nodes: Iterable[SessionNode]) -> None:
-        """There is nothing to let go of."""
+        """Nothing is cached."""
 
     def drop(self, nodes: Iterable[SessionNode]) -> None:
-        """There is nothing to let go of."""
+        """Nothing is cached."""
 
 
 def from_scratch(
     policy: HfPolicy, prm: PRM, problems: list[str], settings: SearchSettings, at_once: int
 ) -> list[SearchResult]:
-    """The peer: nothing is kept."""
+    """The peer: no cache."""
     model: Any = prm
     model.session = lambda problems: Rescoring(prm, problems)
     try:
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--policy-hidden", type=int, default=128)
     parser.add_argument("--prm-hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--parts", action="store_true", help="time batching and keeping by themselves, too")
+    parser.add_argument("--parts", action="store_true", help="also time batching and caching separately")
     arguments = parser.parse_args()
 
     rng = random.Random(0)
@@ -123,14 +123,14 @@ def main() -> None:
         make_model(Path(folder), arguments.prm_hidden, arguments.layers)
         prm = init_prm(folder, family="qwen", settings={"system": ""})
     many, peer = f"batched over {len(problems)} problems", "one problem at a time, from scratch"
-    ours = f"{many}, key/values kept"
+    ours = f"{many}, cached key/values"
     ways: dict[str, Callable[[], list[SearchResult]]] = {
         ours: partial(search_problems, policy, prm, problems, settings, at_once=len(problems)),
         peer: partial(from_scratch, policy, prm, problems, settings, 1),
     }
     if arguments.parts:
         ways[f"{many}, from scratch"] = partial(from_scratch, policy, prm, problems, settings, len(problems))
-        ways["one problem at a time, key/values kept"] = partial(
+        ways["one problem at a time, cached key/values"] = partial(
             search_problems, policy, prm, problems, settings, at_once=1
         )
     found: dict[str, list[Any]] = {}

@@ -1,9 +1,9 @@
-"""Serve beam-search traffic: a server that batches and caches against the same server scoring each request by itself.
+"""Serve beam-search traffic: a server that batches and caches, against the same server without batches and cache.
 
-Each iteration every beam of every problem asks for the scores of problem and steps so far, with one more step (a real
-one of PRM800K), as a request of its own; all of an iteration are in flight together. The best quarter of a problem's
-beams stays and is copied to fill up again. The peer is the same `prism serve` with --batch-items 1 and --cache-mb 0. It
-gets the same requests.
+In each iteration, every beam of every problem sends a request with the problem, its steps so far and one more step (a
+real one of PRM800K); all requests of an iteration are concurrent. The best quarter of a problem's beams is kept and
+copied to fill up again. The peer is the same `prism serve` with batch_items=1 and cache_mb=0, and gets the same
+requests.
 
 Run: PRISM_DATA=… python benchmarks/serve.py [--problems 8] [--beams 8] [--steps 20]
 """
@@ -31,7 +31,7 @@ Beam = tuple[str, tuple[str, ...]]
 
 
 def traffic(problems: list[str], texts: list[str], beams: int, steps: int) -> list[list[Beam]]:
-    """The requests of each iteration; which beams stay is drawn, so that all servers get the same."""
+    """The requests of each iteration; the kept beams are random, so that all servers get the same requests."""
     rng = random.Random(0)
     live: list[Beam] = [(problem, ()) for problem in problems for _ in range(beams)]
     iterations = []
@@ -53,7 +53,7 @@ def server(folder: str, *more: str) -> Iterator[str]:
         try:
             assert process.stderr is not None
             found = re.search(r"http://\S+:\d+", process.stderr.readline())
-            assert found is not None, "it says where it listens"
+            assert found is not None, "the first line has the address"
             while httpx.get(f"{found[0]}/ready").status_code != 200:
                 time.sleep(0.2)
             yield found[0]
@@ -132,7 +132,7 @@ _round = iter(range(10**6))
 
 
 def fresh(iterations: list[list[Beam]]) -> list[list[Beam]]:
-    """The same traffic with problems that no server has seen, so that nothing is kept from an earlier round."""
+    """The same traffic with new problems, so that nothing is cached from an earlier round."""
     mark = f" ({next(_round)})"
     return [[(problem + mark, steps) for problem, steps in asked] for asked in iterations]
 

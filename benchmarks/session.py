@@ -1,9 +1,9 @@
-"""Score a beam search: a session that keeps key/values against scoring every whole prefix again.
+"""Score a beam search: a session with cached key/values, against scoring every whole prefix again.
 
-Each iteration every beam gets one more step (a real one of PRM800K), the best quarter of a problem's beams stays and
-is copied to fill up again. The peer is what search code does today (search-and-learn, OpenR, compute-optimal-tts):
-after each step it scores problem and all steps anew, right-padded and sorted by length, without any mask. It gets the
-prefixes of the same search for free.
+In each iteration, every beam gets one more step (a real one of PRM800K), and the best quarter of a problem's beams is
+kept and copied to fill up again. The peer is what search code does today (search-and-learn, OpenR,
+compute-optimal-tts): after each step it scores the problem and all steps again, right-padded and sorted by length,
+without a mask. It gets the prefixes of the same search for free.
 
 Run: PRISM_DATA=… python benchmarks/session.py [--problems 8] [--beams 8] [--steps 20]
 """
@@ -23,7 +23,7 @@ from prism_prm.models.session import SessionNode
 def search(
     prm: PRM, problems: list[str], texts: list[str], beams: int, steps: int
 ) -> tuple[list[list[SessionNode]], int, int]:
-    """The nodes of each iteration, and the most memory and tokens that the session held."""
+    """The nodes of each iteration, and the peak memory and tokens of the session."""
     rng = random.Random(0)
     iterations: list[list[SessionNode]] = []
     memory = tokens = 0

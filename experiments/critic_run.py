@@ -1,9 +1,8 @@
-"""A chat model as critic on ProcessBench's gsm8k: F1 with intervals by several formats, beside published rows.
+"""A chat model as critic on ProcessBench's gsm8k: F1 with intervals for several formats, next to published rows.
 
-The model is a GGUF file behind llama.cpp (`pip install xllamacpp`), or any server by its address. Every reply is kept
-as it comes, so the command can be killed at any time and the same command goes on where it was, also days later. A seed
-fixes the order of the items, so a longer run begins with the shorter one; after every few items OUT/table.md is
-written anew from those that are done.
+The model is a GGUF file behind llama.cpp (`pip install xllamacpp`), or a running server. Every reply is stored as it
+arrives, so a killed run resumes with the same command. A seed fixes the order of the items, so a longer run extends a
+shorter one. After every few items OUT/table.md is rewritten.
 
 Run: python experiments/critic_run.py --gguf qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --data processbench/gsm8k.json \
          --items 60 --out runs/critic-qwen
@@ -31,7 +30,7 @@ from prism_prm.files import write_text
 from prism_prm.report import percent
 
 AT_ONCE = 4
-"""Questions that the server works on together."""
+"""Concurrent requests."""
 CHUNK = 12
 """Items between two tables."""
 COLUMNS = (
@@ -47,27 +46,27 @@ TNR / PRMScore): ThinkPRM-7B 83.29 / 50.89 / 64.3, GenPRM-7B 52.25 / 73.92 / 50.
 
 @contextlib.contextmanager
 def served(gguf: Path, threads: int) -> Iterator[str]:
-    """The address of llama.cpp's server for a model; it ends with this process."""
+    """Run a llama.cpp server, which ends with this process; yields its address."""
     import xllamacpp
 
-    how = xllamacpp.CommonParams()
-    how.model.path = str(gguf)
-    how.model_alias = {gguf.stem}  # replies are filed under it, so the file may move
-    how.n_parallel, how.n_ctx, how.verbosity = AT_ONCE, AT_ONCE * 2560, 1
-    how.cpuparams.n_threads = how.cpuparams_batch.n_threads = threads
-    how.hostnames, how.port = ["127.0.0.1"], 0
-    server = xllamacpp.Server(how)
+    options = xllamacpp.CommonParams()
+    options.model.path = str(gguf)
+    options.model_alias = {gguf.stem}  # replies are stored under this name, so the file may move
+    options.n_parallel, options.n_ctx, options.verbosity = AT_ONCE, AT_ONCE * 2560, 1
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads
+    options.hostnames, options.port = ["127.0.0.1"], 0
+    server = xllamacpp.Server(options)
     yield f"{server.listening_address}/v1"
     del server
 
 
 def first_items(given: argparse.Namespace, limit: int) -> tuple[Item, ...]:
-    """The items that `evaluate_prm` takes by this limit."""
+    """The items that `evaluate_prm` uses with this limit."""
     return read_benchmark("processbench", given.data).some(limit, seed=EvalSettings().seed).items
 
 
 def ask(critic: Critic, format: str, given: argparse.Namespace, limit: int) -> None:
-    """Put the questions about the first items; of those that had to be asked anew, say how it went."""
+    """Ask the critic about the first items; shows the progress of new requests."""
     items = first_items(given, limit)
     ledger, began, done = critic.ledger, time.monotonic(), 0
     before = ledger.tokens
@@ -88,32 +87,32 @@ def measure(url: str, format: str, given: argparse.Namespace, limit: int) -> dic
     folder = given.out / format
     settings = CriticSettings(
         format=format, replies=str(folder / "replies"), on_missing="skip", timeout=1800.0,
-        concurrency=1 if format == "direct" else AT_ONCE,  # each question goes on from the last
+        concurrency=1 if format == "direct" else AT_ONCE,  # each question extends the last one
         max_tokens=given.max_tokens if format != "direct" else None,
     )  # fmt: skip
     critic = open_critic(f"critic:openai:{url}", settings)
     with contextlib.closing(critic):
         ask(critic, format, given, limit)
-        told, replies = critic.summary(), critic.replies.by_key.values()
+        summary, replies = critic.summary(), critic.replies.by_key.values()
         row: dict[str, Any] = {
             "format": format,
-            "verdicts by": "log-probabilities" if told["by_log_probability"] else "what it writes",
+            "verdicts by": "log-probabilities" if summary["by_log_probability"] else "text",
             "tokens read": f"{sum(reply.prompt_tokens for reply in replies):,}",
             "tokens written": f"{sum(reply.completion_tokens for reply in replies):,}",
             "seconds of waiting": f"{sum(reply.seconds for reply in replies):,.0f}",
-            "answers": {"verdicts": told["verdicts"], "missing": told["missing"], "notes": told["notes"]},
-            "model": told["model"],
+            "answers": {name: summary[name] for name in ("verdicts", "missing", "notes")},
+            "model": summary["model"],
         }
         asked = first_items(given, limit)
         try:
             found = evaluate_prm(critic, "processbench", folder, data=given.data, limit=limit, name=format)
-        except DataError:  # there is not a single verdict
+        except DataError:  # no verdict at all
             return {**row, "items": len(asked), "items without a verdict": len(asked)}
     return {**row, **results(found["processbench"], asked)}
 
 
 def results(found: Evaluation, asked: Sequence[Item]) -> dict[str, Any]:
-    """What the table shows of an evaluation."""
+    """The cells of the table for an evaluation."""
     subset, steps = found.subsets["all"], found.steps
     own = subset.tables["split:gsm8k"]
     with_error = sum(any(node.label == 0 for node in item.tree.nodes) for item in asked)
@@ -146,7 +145,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Let the items grow by a portion, for one format after the other."""
+    """Evaluate a growing number of items, for one format after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gguf", type=Path, help="the model's file")
     parser.add_argument("--url", help="a running server instead of --gguf")

@@ -1,11 +1,10 @@
 """The demo's base PRM on labels from rollouts: does it over-credit as strongly as on injected noise?
 
-In worlds that `prism demo` has built, the labels of its base PRM are replaced by what rollouts of the world's own
-policy say of the same steps, or by the oracle's, and its recipe is run again: same problems, start, budget and seed.
-With `--arms`, the base PRM on any of 8 is trained on by the recipe of PRISM (ours), with pairs from rollouts alone or
-exact ones.
+In worlds built by `prism demo`, the labels of the base PRM are replaced by labels from rollouts of the world's own
+policy, or by the oracle's, and its recipe is run again: same problems, start, budget and seed. With `--arms`, the base
+PRM on any of 8 is trained further by the recipe of PRISM (ours), with pairs from rollouts alone or exact ones.
 
-Every finished part is a file; interrupted, the same command goes on.
+Every finished part is a file; a stopped run resumes with the same command.
 
 Run: prism demo --seeds 5 --set first_seed=20 --out runs/demo
      python experiments/demo_labels.py --demo runs/demo --out runs/demo-labels
@@ -74,11 +73,11 @@ class DemoWorld:
                 )
             write_trees(path, found)
             seconds = f"{time.monotonic() - wall:.0f} s ({time.process_time() - cpu:.0f} s of CPU)"
-            say(f"world {self.seed}: {len(trees):,} trees labelled in {seconds}")
+            say(f"world {self.seed}: {len(trees):,} trees labeled in {seconds}")
         return list(iter_trees(path))
 
     def labels(self, name: str) -> list[StepTree]:
-        """The trees with labels of this source."""
+        """The trees with labels from this source."""
         if name in ("exact", "injected"):
             return self.exact if name == "exact" else self.injected
         until_hit = LabelSettings("adaptive", rollouts=max(ROLLOUTS), alternatives=0)
@@ -86,7 +85,7 @@ class DemoWorld:
         return with_labels(rolled, any_of(int(name.removeprefix("any-"))))
 
     def once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A result of this world, made once."""
+        """A cached result of this world."""
         path = self.folder / f"{name}.json"
         is_new = not path.exists()
         found: dict[str, Any] = once(path, content_key(FORMAT, self.world.data.name, name), make)
@@ -95,17 +94,17 @@ class DemoWorld:
         return found
 
     def noise(self, name: str) -> dict[str, Any]:
-        """How the labels differ from the oracle's."""
+        """The errors of the labels, compared with the oracle's."""
         return self.once(f"noise-{name}", lambda: noise(self.exact, self.labels(name), self.world.settings.modulus))
 
     def errors(self, name: str) -> dict[str, float]:
-        """How the base PRM on these labels errs on the demo's test problems."""
+        """The errors of the base PRM with these labels on the demo's test problems."""
         return self.once(
             f"base-{name}", lambda: measure(PRM.from_pretrained(self._base(name), device="cpu"), self.test)
         )
 
     def _base(self, name: str) -> Path:
-        """The base PRM on these labels; that on injected noise is the demo's own."""
+        """The base PRM with these labels; that with injected noise is the demo's own."""
         if name == "injected":
             (run,) = self.demo.glob("base-*/run.json")
             return run.parent / str(json.loads(run.read_text(encoding="utf-8"))["best"])
@@ -125,7 +124,7 @@ class DemoWorld:
         )
 
     def pairs(self, name: str) -> list[StepTree]:
-        """Trees to take pairs from, with labels of this source."""
+        """Trees for pairs, with labels from this source."""
         exact = list(iter_trees(self.world.trees("annotated")))[:ARM_TREES]
         if name == "exact":
             return exact
@@ -133,7 +132,7 @@ class DemoWorld:
         return with_labels(rolled, PAIR_RULES[name])
 
     def arm(self, name: str) -> dict[str, float]:
-        """How the base PRM on any of 8 errs once it was trained on with these pairs."""
+        """The errors of the base PRM on any of 8 after further training with these pairs."""
 
         def make() -> dict[str, float]:
             trees = self.folder / f"pairs-{name}.parquet"
@@ -161,14 +160,14 @@ def exactly(trees: Sequence[StepTree], modulus: int) -> list[StepTree]:
 
 
 def main() -> None:
-    """Run what is not done, then show all of it."""
+    """Run what is not done yet, then print all results."""
     names = ("injected", *(f"any-{k}" for k in ROLLOUTS), "exact")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demo", type=Path, required=True, help="a folder of `prism demo`, with the worlds to use")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--labels", nargs="+", default=list(names), choices=names)
-    parser.add_argument("--arms", action="store_true", help="train on from the base PRM on any of 8, too")
+    parser.add_argument("--arms", action="store_true", help="also train the base PRM on any of 8 further")
     given = parser.parse_args()
     with quiet_transformers():
         worlds = [DemoWorld(seed, given.demo.resolve(), given.out) for seed in given.seeds]

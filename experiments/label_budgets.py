@@ -1,7 +1,7 @@
-"""What each way to spend rollouts finds and costs in the embedded world: the table of docs/guides/label.md.
+"""Accuracy and cost of each way to spend rollouts in the embedded world: the table of docs/guides/label.md.
 
-Candidates under right prefixes are valued by many rollouts of the world's policy. From these values follows exactly
-how likely each method labels a step as the oracle does, and how many rollouts it takes: no further noise.
+Candidates after right prefixes are valued by many rollouts of the world's policy. These values determine exactly how
+likely each method labels a step like the oracle, and how many rollouts it needs.
 
 Run: python experiments/label_budgets.py --policy POLICY_FOLDER [--world demo] [--problems 80] [--rollouts 256]
 The folder is `models-…/policy` in the cache of `prism demo`.
@@ -33,7 +33,7 @@ WAYS = {
     "adaptive, confidence 0.8": LabelSettings(method="adaptive", per_round=1, confidence=0.8),
     "once certain": LabelSettings(method="binary", per_round=1),
 }
-"""`once certain` is the bound for equal labels: whoever stops earlier cannot know what all rollouts would have said."""
+"""`once certain` is the lower bound for equal labels: with fewer rollouts, the label of all is not determined."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def measure(values: Sequence[float], truths: Sequence[bool], settings: LabelSettings) -> Outcome:
-    """What a way to spend rollouts comes to."""
+    """The accuracy and cost of a method."""
     found = {value: expected(value, settings) for value in set(values)}
     right = np.array([found[value].right for value in values])
     truth = np.array(truths)
@@ -56,10 +56,10 @@ def measure(values: Sequence[float], truths: Sequence[bool], settings: LabelSett
     return Outcome(rollouts, float(right[~truth].mean()), float(1 - right[truth].mean()), float(agreed.mean()))
 
 
-def valued(exact: Sequence[StepTree], labelled: Sequence[StepTree]) -> tuple[list[float], list[bool]]:
+def valued(exact: Sequence[StepTree], labeled: Sequence[StepTree]) -> tuple[list[float], list[bool]]:
     """Values and truths of the steps that have rollouts."""
     values, truths = [], []
-    for a, b in zip(exact, labelled, strict=True):
+    for a, b in zip(exact, labeled, strict=True):
         for real, found in zip(a.nodes, b.nodes, strict=True):
             if found.estimate is not None and found.estimate.rollouts:
                 values.append(found.estimate.value)
@@ -82,8 +82,8 @@ def main() -> None:
     sampling = Sampling(temperature=1.0, max_step_tokens=8, max_tokens=60)
     settings = LabelSettings(rollouts=arguments.rollouts, sampling=sampling)
     with TaskGrader(workers=1) as grader:
-        labelled = label_trees(exact, load_hf(arguments.policy), by_answer(grader), settings)
-    values, truths = valued(exact, labelled)
+        labeled = label_trees(exact, load_hf(arguments.policy), by_answer(grader), settings)
+    values, truths = valued(exact, labeled)
     print(f"{len(values)} steps, {np.mean(truths):.1%} right; values from {arguments.rollouts} rollouts each")
     for rule in ("any", "half"):
         print(f"\nrule {rule}\n| method | most | rollouts | of monte-carlo | FPR | FNR | accuracy |")

@@ -1,9 +1,9 @@
-"""From GSM8K problems with answers to a PRM, no annotation: label → pairs → train → eval with SmolLM2-135M.
+"""From GSM8K problems with answers to a PRM without annotation: label → pairs → train → eval with SmolLM2-135M.
 
-Problems of the training set with the fewest calculations, shortest first: a model this small seldom solves others, and
-a step from which no rollout ever succeeds makes no pair. Every step is a command of `prism` that is printed before it
-runs. So few problems show that the parts fit, not how good the PRM is. Interrupted, the same command goes on where it
-was.
+It uses the problems of the training set with the fewest calculations, shortest first: a model this small rarely solves
+others, and a step from which no rollout succeeds gives no pair. Every stage is a `prism` command that is printed before
+it runs. So few problems show that the parts fit together, not how good the PRM is. A stopped run resumes with the same
+command.
 
 Run: python experiments/label_gsm8k.py --data DATA --policy HuggingFaceTB/SmolLM2-135M-Instruct --out runs/label-gsm8k
 """
@@ -44,14 +44,14 @@ split = ""
 
 
 def prism(*words: object) -> None:
-    """Run a command of `prism`."""
+    """Run a `prism` command."""
     line = [str(word) for word in words]
     print("prism", *line, flush=True)
     subprocess.run([sys.executable, "-m", "prism_prm", *line], check=True, env=os.environ)
 
 
 def easy_problems(file: Path, count: int) -> list[str]:
-    """Lines of the problems with the fewest calculations, shortest first."""
+    """The lines of the problems with the fewest calculations, shortest first."""
 
     def difficulty(line: str) -> tuple[int, int, str]:
         record = json.loads(line)
@@ -62,7 +62,7 @@ def easy_problems(file: Path, count: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="the folder that holds gsm8k/train.jsonl")
+    parser.add_argument("--data", type=Path, required=True, help="the folder with gsm8k/train.jsonl")
     parser.add_argument("--policy", required=True, help="hub id or folder")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=8)
@@ -85,9 +85,9 @@ def main() -> None:
     recipe = RECIPE.format(pairs=out / "pairs", policy=arguments.policy)
     (out / "recipe.toml").write_text(recipe, encoding="utf-8")
     prism("train", out / "recipe.toml", "--out", out / "run")
-    # Too few problems to hold some out: this only shows that a PRM of such labels can be measured by such labels.
+    # There are too few problems to hold some out: this only shows that a PRM can be evaluated on such labels.
     prism(
-        "eval", "--bench", "labelled", "--data", out / "labels" / "trees.parquet", "--prm", out / "run", "--threshold",
+        "eval", "--bench", "labeled", "--data", out / "labels" / "trees.parquet", "--prm", out / "run", "--threshold",
         0.5, "--out", out / "eval",
     )  # fmt: skip
 

@@ -1,11 +1,11 @@
-"""Over-credit by itself: base PRMs trained on labels from rollouts, and what repairs them without an oracle.
+"""The natural origin of over-credit: base PRMs trained on labels from rollouts, and how to fix them without an oracle.
 
-In worlds of the demo's kind, the steps of trees are labelled by rollouts of the world's own policy (`prism label`), and
-the labels compared with the oracle's by error class, position, number of rollouts, policy and length. Then base PRMs
+In worlds like the demo's, the steps of trees are labeled by rollouts of the world's own policy (`prism label`), and the
+labels are compared with the oracle's by error class, position, number of rollouts, policy and length. Then base PRMs
 are trained on exact labels, on the demo's injected noise and on labels from rollouts, with the same problems and
-budget, and one of them is trained on with matched pairs: from rollouts alone, agreed on by two policies, or exact.
+budget, and one of them is trained further with matched pairs: from rollouts alone, agreed on by two policies, or exact.
 
-Every finished part is a file; interrupted, the same command goes on.
+Every finished part is a file; a stopped run resumes with the same command.
 
 Run: python experiments/natural_origin.py --out runs/natural-origin
 """
@@ -48,15 +48,15 @@ from prism_prm.tree import StepTree
 
 SEEDS = (30, 31, 32)
 INJECTED = (0.4, 0.25)
-"""The demo's noise: how many wrong steps pass, and how alike kinds of steps are in that."""
+"""The demo's noise: the share of wrong steps that pass, and how evenly over kinds of steps."""
 BASE = Budget(updates=300, steps_per_update=256)
-"""A base PRM: the demo's learning rate and labels per update, fewer problems and updates."""
+"""For a base PRM: the demo's learning rate and labels per update, fewer problems and updates."""
 ARM = Budget(updates=60, steps_per_update=256, lr=4e-3)
-"""What is trained on from a base PRM: the demo's learning rate and pairs per update."""
+"""For further training of a base PRM: the demo's learning rate and pairs per update."""
 SAMPLING = Sampling(temperature=1.0, max_step_tokens=8, max_tokens=48)
 ROLLOUTS = (8, 16, 32)
 TRAINED = (8, 32)
-"""How many rollouts the labels of base PRMs come from."""
+"""The numbers of rollouts for the labels of base PRMs."""
 
 
 def solves(solutions: Sequence[tuple[TaskProblem, str]]) -> list[bool]:
@@ -64,8 +64,8 @@ def solves(solutions: Sequence[tuple[TaskProblem, str]]) -> list[bool]:
     return [text.split(STEP_END)[-1] == f"{ANSWER_MARK}{problem.answer}" for problem, text in solutions]
 
 
-def labelled(trees: Sequence[StepTree], policy: Path, settings: LabelSettings, path: Path) -> list[StepTree]:
-    """The same trees labelled by rollouts, once."""
+def label_by_rollouts(trees: Sequence[StepTree], policy: Path, settings: LabelSettings, path: Path) -> list[StepTree]:
+    """The same trees labeled by rollouts; cached in a file."""
     if not path.exists():
         with contextlib.closing(open_policy(f"hf:{policy}")) as who:
             found = label_trees(trees, who, solves, replace(settings, sampling=SAMPLING))
@@ -77,7 +77,7 @@ def with_labels(trees: Sequence[StepTree], rule: Callable[[float, int], float | 
     """Labels from (value, rollouts) of each step's estimate; a step that ends its solution keeps its verdict."""
 
     def label(step: Any) -> float | None:
-        assert step.estimate is not None, "every step was labelled by rollouts"
+        assert step.estimate is not None, "every step was labeled by rollouts"
         if not step.estimate.rollouts:
             return float(step.estimate.value)
         return rule(step.estimate.value, step.estimate.rollouts)
@@ -91,7 +91,7 @@ def any_of(k: int) -> Callable[[float, int], float]:
 
 
 def noise(exact: Sequence[StepTree], guessed: Sequence[StepTree], modulus: int) -> dict[str, Any]:
-    """Wrong steps called right and right ones called wrong, by error class and by operations that were left."""
+    """Wrong steps labeled right and right ones labeled wrong, by error class and by the number of operations left."""
     passed, wrong = Counter[str](), Counter[str]()
     failed = right = 0
     for tree, other in zip(exact, guessed, strict=True):
@@ -127,13 +127,13 @@ class Lab:
         self.pairs = list(iter_trees(self.world.trees("annotated")))
 
     def rolled(self, name: str, policy: Path, settings: LabelSettings) -> list[StepTree]:
-        """The trees `name` labelled by a policy."""
+        """The trees `name` labeled by a policy."""
         trees = {"base": self.base, "pairs": self.pairs}[name]
         who = "own" if policy == self.world.policy else "second"
-        return labelled(trees, policy, settings, self.folder / f"{name}-{who}-{settings.method}.parquet")
+        return label_by_rollouts(trees, policy, settings, self.folder / f"{name}-{who}-{settings.method}.parquet")
 
     def once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A result of this world, made once."""
+        """A cached result of this world."""
         path = self.folder / f"{name}.json"
         is_new = not path.exists()
         found: dict[str, Any] = once(path, content_key(self.key, name, BASE, ARM), make)
@@ -142,7 +142,7 @@ class Lab:
         return found
 
     def train_base(self, name: str, trees: Sequence[StepTree]) -> dict[str, float]:
-        """A base PRM on all labels of some trees."""
+        """The errors of a base PRM trained on all labels of some trees."""
 
         def make() -> dict[str, float]:
             prm = init_prm(self.world.backbone, family="qwen", settings=PRM_SETTINGS, seed=self.seed, device="cpu")
@@ -160,7 +160,7 @@ class Lab:
         return dict(self.once(f"base-{name}", make))
 
     def train_arm(self, name: str, base: str, trees: Sequence[StepTree], loss: str) -> dict[str, float]:
-        """A PRM trained on from a base PRM."""
+        """The errors of a base PRM after further training."""
 
         def make() -> dict[str, float]:
             prm = PRM.from_pretrained(self.folder / f"prm-{base}", device="cpu")
@@ -177,13 +177,13 @@ def every_step(trees: Sequence[StepTree]) -> set[tuple[int, int]]:
 
 
 ARMS = ("any", "sure", "consensus")
-"""Whence the labels of pairs come, if not from the oracle."""
+"""The sources of pair labels other than the oracle."""
 NOISES = ("injected", *(f"any-{k}" for k in ROLLOUTS), *(f"pairs-{arm}" for arm in ARMS))
 """Labels whose noise is shown."""
 
 
 def run_world(lab: Lab) -> dict[str, dict[str, float]]:
-    """All PRMs of one world, and how they err."""
+    """The errors of all PRMs of one world."""
     rolled = lab.rolled("base", lab.world.policy, until_hit(lab.seed))
     injected = let_errors_pass(lab.base, *INJECTED, lab.seed)
     lab.once("noise-injected", lambda: noise(lab.base, injected, lab.world.settings.modulus))
@@ -226,7 +226,7 @@ def some(value: float, rollouts: int) -> float:  # noqa: ARG001
 
 
 def sure(value: float, rollouts: int) -> float | None:  # noqa: ARG001
-    """Right if at least half of the rollouts reached the answer, wrong if none did; else nothing is said."""
+    """Right if at least half of the rollouts reached the answer, wrong if none did; else no label."""
     return 1.0 if value >= 0.5 else 0.0 if value == 0 else None
 
 
@@ -237,7 +237,7 @@ VARIED_TREES = 120
 
 
 def vary(out: Path, seed: int) -> dict[str, Any]:
-    """How label noise depends on the length of problems, and on the share of steps that the policy takes right."""
+    """Label noise by the length of problems, and by the policy's share of right steps."""
     demo = world_settings("demo", seed=seed)
     found: dict[str, Any] = {}
     for strength in STRENGTHS:
@@ -255,7 +255,7 @@ def vary(out: Path, seed: int) -> dict[str, Any]:
 
 
 def noise_by_rollouts(lab: Lab) -> dict[int, Any]:
-    """The noise of the base PRM's labels, right if any of so many rollouts reaches the answer."""
+    """The noise of the base PRM's labels for several numbers of rollouts: right if any of them reaches the answer."""
     rolled = lab.rolled("base", lab.world.policy, until_hit(lab.seed))
     modulus = lab.world.settings.modulus
 
@@ -269,14 +269,14 @@ LIMIT_TREES, LIMIT_ROLLOUTS = 60, 64
 
 
 def limits(lab: Lab) -> dict[str, dict[str, float]]:
-    """What a PRM would do that has learned its labels perfectly: it scores a step by the chance to be labelled right.
+    """The errors of a PRM that has learned its labels perfectly: its score is the probability of being labeled right.
 
-    That chance is estimated without bias from more rollouts than a label takes: how often k of them, drawn without
-    replacement, make the label "right".
+    That probability is estimated without bias from more rollouts than a label uses: how often k of them, drawn without
+    replacement, give the label "right".
     """
     settings = LabelSettings("monte-carlo", rollouts=LIMIT_ROLLOUTS, alternatives=0, seed=lab.seed + 2)
     trees = lab.test[:LIMIT_TREES]
-    rolled = labelled(trees, lab.world.policy, settings, lab.folder / "test-own-monte-carlo.parquet")
+    rolled = label_by_rollouts(trees, lab.world.policy, settings, lab.folder / "test-own-monte-carlo.parquet")
     right = np.array([step.label == 1.0 for tree in trees for step in tree.nodes])
     values = np.array([step.estimate.value for tree in rolled for step in tree.nodes if step.estimate is not None])
     hits = np.rint(values * LIMIT_ROLLOUTS)
@@ -289,14 +289,14 @@ def limits(lab: Lab) -> dict[str, dict[str, float]]:
 
 
 def injected_chances(lab: Lab, trees: Sequence[StepTree], copies: int = 200) -> Any:
-    """The same for the demo's noise, whose chances depend on the kind of step alone: by drawing it many times."""
+    """The same probabilities for the demo's noise, which depend only on the kind of step; by drawing it many times."""
     drawn = [let_errors_pass([tree] * copies, *INJECTED, lab.seed) for tree in trees]
     labels = [np.array([[step.label for step in tree.nodes] for tree in some]).mean(axis=0) for some in drawn]
     return np.concatenate(labels)
 
 
 def until_hit(seed: int) -> LabelSettings:
-    """Rollouts until one reaches the answer: the labels by any of 8, 16 and 32 at once."""
+    """Rollouts until one reaches the answer: gives the labels by any of 8, 16 and 32."""
     return LabelSettings("adaptive", rollouts=max(ROLLOUTS), alternatives=0, seed=seed)
 
 
@@ -309,7 +309,7 @@ def settings_of(seed: int) -> WorldSettings:
 
 
 def main() -> None:
-    """Run what is not done, then show all of it."""
+    """Run what is not done yet, then print all results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))

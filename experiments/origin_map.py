@@ -1,12 +1,12 @@
-"""Where over-credit comes from: share of right labels × label noise × loss, each cell a PRM trained on equal budgets.
+"""Where over-credit comes from: share of right labels × label noise × loss, with a PRM of equal budget for each cell.
 
-In three fresh worlds of the demo's kind, labelled steps are drawn so that a stated share of them is right, then some of
-the wrong ones are passed as right. One such stream gives the labelled steps for cross-entropy, and the pairs under one
-prefix for the other losses. Every PRM sees as many updates and steps as any other. It starts from a model that can tell
-right from wrong already (trained on exact labels of other problems) with a fresh head, so that what the labels do is
-not mixed up with what was not learned yet; `--start backbone` leaves that out, and needs more updates.
+In three new worlds like the demo's, labeled steps are drawn with a given share of right ones, then some of the wrong
+ones are labeled right. Each such stream provides the labeled steps for cross-entropy, and pairs with a common prefix
+for the other losses. All PRMs see the same number of updates and steps. They start from a model that already
+distinguishes right from wrong (trained on exact labels of other problems) with a new head, so that the effect of the
+labels is not confounded with what was not learned yet; `--start backbone` skips this, and needs more updates.
 
-A finished cell is a small JSON file; interrupted, the same command goes on. It ends with the tables of
+A finished cell is a small JSON file; a stopped run resumes with the same command. It prints the tables of
 docs/lab/over-credit.md, and `--figure` draws its figure.
 
 Run: python experiments/origin_map.py --out runs/origin-map --figure docs/figures/origin-map.svg
@@ -48,9 +48,9 @@ from prism_prm.tree import StepTree
 
 SHARES = (0.5, 0.7, 0.85, 0.95, 0.98)
 NOISES = {"none": None, "independent": 1e6, "systematic": 0.25}
-"""Name → how alike the kinds of errors are in being passed as right; `let_errors_pass`."""
+"""Name → how evenly the kinds of errors pass as right; see `let_errors_pass`."""
 PASSING = 0.4
-"""The share of wrong steps that noise passes as right, as in the demo."""
+"""The share of wrong steps that are labeled right, as in the demo."""
 LOSSES = {
     "cross-entropy": Objective("bce", on="labels"),
     "cross-entropy on pairs": Objective("bce"),
@@ -65,15 +65,15 @@ class Budget:
     """The same for every cell; chosen on the world of seed 100."""
 
     labels: int = 5_120
-    """Labelled steps of a stream."""
+    """Labeled steps of a stream."""
     updates: int = 40
     steps_per_update: int = 128
-    """Labelled steps, or twice as many as pairs."""
+    """Labeled steps per update; half as many pairs."""
     lr: float = 3e-3
 
 
 JUDGE = Budget(updates=500, steps_per_update=256)
-"""How the model learns that can tell right from wrong."""
+"""The training of the start model."""
 
 
 class Lab:
@@ -118,8 +118,8 @@ class Lab:
 def draw_stream(trees: Sequence[StepTree], share: float, count: int, seed: int) -> set[tuple[int, int]]:
     """(tree, node) of `count` steps, a `share` of them right.
 
-    Every wrong one comes with the right one under its prefix, so that it has a partner to be compared with; other right
-    ones fill up.
+    Every wrong step comes with the right step after the same prefix, so that it has a partner; other right steps fill
+    up.
     """
     rng = np.random.default_rng([seed, 11])
     places = [(tree.tree_id, node) for tree in trees for node in range(len(tree.nodes))]
@@ -138,7 +138,7 @@ def draw_stream(trees: Sequence[StepTree], share: float, count: int, seed: int) 
 
 
 def examples_of(trees: Sequence[StepTree], stream: set[tuple[int, int]], on: str) -> Examples:
-    """The labelled steps of a stream, or all pairs of a step labelled right and one labelled wrong under one prefix."""
+    """The labeled steps of a stream, or all pairs of a step labeled right and one labeled wrong after one prefix."""
     rows: list[tuple[int, int, int, float]] = []
     for tree in trees:
         for _, nodes in tree.positions():
@@ -165,7 +165,7 @@ def plan(examples: Examples, updates: int, size: int, seed: int) -> list[Ints]:
 
 
 def train(prm: PRM, examples: Examples, objective: Objective, budget: Budget, seed: int, folder: Path) -> int:
-    """Train in place by the package's own loop; gives the tokens it took."""
+    """Train in place with the package's loop; returns the number of tokens."""
     from accelerate import Accelerator
 
     settings = TrainSettings(
@@ -193,7 +193,7 @@ def measure(prm: PRM, trees: Sequence[StepTree]) -> dict[str, float]:
 
 
 def errors(right: Bools, probability: Floats) -> dict[str, float]:
-    """How scores err."""
+    """The errors of scores."""
     counts = sum_counts(right, probability > 0.5)
     gaps = calibration_gaps(right, probability)
     ranking = Ranking.of(right, probability).metrics()
@@ -208,11 +208,11 @@ def errors(right: Bools, probability: Floats) -> dict[str, float]:
 
 
 def run_cell(lab: Lab, share: float, noise: str, loss: str, budget: Budget) -> dict[str, Any]:
-    """One PRM: what it was trained on, and how it errs."""
+    """Train one PRM; returns its data and its errors."""
     stream = draw_stream(lab.trees["none"], share, budget.labels, lab.seed)
-    labelled = lab.trees[noise]
-    by_id = {tree.tree_id: tree for tree in labelled}
-    examples = examples_of(labelled, stream, LOSSES[loss].on)
+    trees = lab.trees[noise]
+    by_id = {tree.tree_id: tree for tree in trees}
+    examples = examples_of(trees, stream, LOSSES[loss].on)
     prm = lab.fresh()
     started = time.process_time()
     tokens = train(prm, examples, LOSSES[loss], budget, lab.seed, lab.out)
@@ -224,7 +224,7 @@ def run_cell(lab: Lab, share: float, noise: str, loss: str, budget: Budget) -> d
 
 
 def main() -> None:
-    """Run the cells that are not done, then show all of them."""
+    """Run the cells that are not done yet, then print all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))

@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/lab/over-credit.md, from what origin_map.py and natural_origin.py measured."""
+"""The tables and the figure of docs/lab/over-credit.md, from the results of origin_map.py and natural_origin.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Cells = Sequence[dict[str, Any]]
 
 
 def of_cells(cells: Cells, name: str) -> list[Any]:
-    """The different shares, noises or losses, in their order."""
+    """The distinct shares, noises or losses, in order."""
     return list(dict.fromkeys(cell[name] for cell in cells))
 
 
@@ -49,7 +49,7 @@ FEW, MANY = (0.5, 0.7, 0.85), (0.95, 0.98)
 
 
 def contrasts(losses: Sequence[str]) -> dict[str, tuple[Where, Where]]:
-    """What is compared, over as many cells as the question allows: single cells scatter too much."""
+    """Comparisons over as many cells as possible: single cells are too noisy."""
     found: dict[str, tuple[Where, Where]] = {}
     for loss in losses:
         of: Where = {"loss": [loss]}
@@ -85,7 +85,7 @@ def contrast_table(cells: Cells) -> str:
 
 
 def draw(cells: Cells, path: Path) -> None:
-    """A row of panels per metric, a column per noise, a line per loss; a band shows the range of the worlds."""
+    """Draw a row of panels per metric, a column per noise, a line per loss; bands are the range over worlds."""
     shares, noises, losses = (of_cells(cells, name) for name in ("share", "noise", "loss"))
     alt = "FPR at 0.5, FPR at TPR 90 and calibration error by share of right labels, for each label noise and loss"
     with drawing("origin-map", alt, (8.4, 7.6), 1) as picture:
@@ -115,7 +115,7 @@ def draw(cells: Cells, path: Path) -> None:
 
 
 def map_tables(cells: Cells) -> str:
-    """A table per metric, differences over many cells, and the tokens that cells took."""
+    """A table per metric, differences over many cells, and the tokens per cell."""
     tokens = [cell["tokens"] for cell in cells]
     spent = f"{len(cells)} cells, {min(tokens):,} to {max(tokens):,} tokens each"
     return "\n\n".join([*(table(cells, metric) for metric in SHOWN), contrast_table(cells), spent])
@@ -139,7 +139,7 @@ Counts = dict[str, list[dict[str, Any]]]
 """Labels → per world how many steps are called right or wrong."""
 BY_ROLLOUTS = ("any-8", "any-16", "any-32", "injected")
 FEWEST = 100
-"""Kinds of wrong steps that are rarer in all worlds together are not shown."""
+"""Kinds of wrong steps with fewer cases in all worlds are not shown."""
 
 
 def natural_tables(results: Numbers, limit: Numbers, counts: Counts, varied: Sequence[dict[str, Any]]) -> str:
@@ -194,7 +194,7 @@ def varied_table(varied: Sequence[dict[str, Any]]) -> str:
 
 
 def repair_table(results: Numbers, counts: Counts) -> str:
-    """PRMs trained on from the base PRM on any of 8, with the number and the noise of their labels."""
+    """The base PRM on any of 8 after further training, with the number and the noise of the labels."""
     rows = {"base PRM": ["", "", *_metrics(results, "any of 8")]}
     for name in results[0]:
         if not name.startswith(("pairs", "continued")):
@@ -233,7 +233,7 @@ def demo_tables(results: dict[str, list[dict[str, float]]], counts: Counts) -> s
 
 
 def arm_tables(base: list[dict[str, float]], arms: dict[str, list[dict[str, float]]]) -> str:
-    """PRMs trained on from a base PRM, and differences to it and to exact pairs, paired by world."""
+    """A base PRM after further training, and differences to it and to exact pairs, paired by world."""
     every = {"base PRM": base, **{f"pairs: {title(name)}": found for name, found in arms.items()}}
     rows = {name: [over([one[column] for one in found]) for column in COLUMNS] for name, found in every.items()}
     exact = "pairs: exact"
@@ -245,7 +245,7 @@ def arm_tables(base: list[dict[str, float]], arms: dict[str, list[dict[str, floa
 
 
 def title(labels: str) -> str:
-    """The name of labels as the page has it: any-8 is any of 8."""
+    """The name of labels in tables: any-8 is any of 8."""
     return labels.replace("-", " of ")
 
 
@@ -256,7 +256,7 @@ def markdown(header: Sequence[str], rows: dict[str, list[str]]) -> str:
 
 
 def over(values: Sequence[float], sign: str = "", digits: int = 1) -> str:
-    """Percent, ± half of the 95 % interval over worlds, where there are several."""
+    """Percent, ± half of the 95 % interval over worlds if there are several."""
     found = over_seeds(values)
     mean = f"{100 * found.value:{sign}.{digits}f}".replace("-", "−")
     return mean if len(values) == 1 else f"{mean} ± {100 * (found.high - found.value):.{digits}f}"

@@ -33,7 +33,7 @@ def main() -> None:
         try:
             assert server.stderr is not None, "it is a pipe"
             found = re.search(r"http://\S+:\d+", server.stderr.readline())
-            assert found is not None, "the first line says where it listens"
+            assert found is not None, "the first line has the address"
             while httpx.get(f"{found[0]}/ready").status_code != 200:
                 time.sleep(0.2)
             with whole_file(out) as aside:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def picture(url: str) -> bytes:
-    """The first view, which scores its example by itself."""
+    """A screenshot of the first view, which scores its example automatically."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")

@@ -1,9 +1,9 @@
-"""The memory that `prism train --plan` predicts, against the peak of real training runs on a CPU.
+"""The memory predicted by `prism train --plan`, compared with the peak of real training runs on a CPU.
 
 Each case is a random PRM of a real architecture (Qwen2, float32), trained for two updates of several micro-batches by
-the loop of `prism train` in a process of its own. Measured is the highest resident memory during the updates, less what
-the process had before the model was made. malloc is told to give freed blocks back at once, so that resident memory is
-what is in use. The last column of the table is predicted / measured.
+the loop of `prism train` in its own process. The measured value is the peak resident memory during the updates, minus
+that before the model was created. malloc returns freed blocks at once, so that resident memory is the memory in use.
+The last column of the table is predicted / measured.
 
 Run: python experiments/plan_memory.py [case …]
 """
@@ -35,13 +35,13 @@ TOKENS = 1536
 
 
 def resident(name: str) -> int:
-    """A figure of this process's memory in bytes: VmRSS now, VmHWM at its highest."""
+    """The memory of this process in bytes: VmRSS is the current value, VmHWM the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool = False, **hardware: Any) -> None:
-    """Train one case and print what was measured and predicted, in bytes."""
+    """Train one case, and print the measured and the predicted memory in bytes."""
     import numpy as np
     import torch
     from accelerate import Accelerator
@@ -83,7 +83,7 @@ def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool =
     settings = TrainSettings(pairs_per_update=24, row_tokens=TOKENS, microbatch_tokens=TOKENS)
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True)
-    torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))  # loads what is loaded on first use
+    torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))  # triggers lazy loading
     gc.collect()
     before = resident("VmRSS")
     config = Qwen2Config(
@@ -100,7 +100,7 @@ def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool =
     )  # fmt: skip
     counted = count_round(work, module, 1)
     setup = setup_of(chosen, module)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the highest so far
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     work.run(accelerator)
     peak = resident("VmHWM") - before
     found = training_memory(sizes, counted.tally.largest, replace(setup, on_cpu=True))
@@ -110,7 +110,7 @@ def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool =
 
 
 def run_case(name: str) -> dict[str, Any]:
-    """Measure one case in a process of its own."""
+    """Measure one case in a new process."""
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536",
                    "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}  # fmt: skip
     words = [sys.executable, __file__, "--measure", json.dumps(CASES[name])]

@@ -1,4 +1,4 @@
-"""The tables and figures of docs/lab/results.md, from what `experiments/real_run.py` left behind."""
+"""The tables and figures of docs/lab/results.md, from the results of `experiments/real_run.py`."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def _metric(bench: Metrics, *keys: str) -> Metrics:
 
 COLUMNS: dict[str, list[tuple[str, str, Cell]]] = {
     "held-out": [
-        ("AUROC", "labelled", of_steps("auroc")),
-        ("FPR", "labelled", of_steps("fpr")),
-        ("FNR", "labelled", of_steps("fnr")),
-        ("FPR at TPR 90", "labelled", of_steps("fpr_at_tpr_90")),
+        ("AUROC", "labeled", of_steps("auroc")),
+        ("FPR", "labeled", of_steps("fpr")),
+        ("FNR", "labeled", of_steps("fnr")),
+        ("FPR at TPR 90", "labeled", of_steps("fpr_at_tpr_90")),
         ("AUROC, annotated pairs", "pairs", of_group("annotated", "auroc")),
         ("AUROC, lookahead pairs", "pairs", of_group("lookahead", "auroc")),
     ],
@@ -67,7 +67,7 @@ COLUMNS: dict[str, list[tuple[str, str, Cell]]] = {
 
 
 CAPTIONS = {
-    "held-out": "Held-out problems of PRM800K: labelled steps, and the two kinds of pairs apart",
+    "held-out": "Held-out problems of PRM800K: labeled steps, and the two kinds of pairs separately",
     "prmbench": "Part of PRMBench",
     "processbench": "Part of ProcessBench",
 }
@@ -125,7 +125,7 @@ def _over_seeds(values: np.ndarray, show: Callable[..., str]) -> list[str]:
 
 
 def add_reranking(report: Report, out: Path) -> None:
-    """Accuracy of every way to select by n; with a PRM, by the minimum over the steps."""
+    """The accuracy of every selection rule by n; with a PRM, by the minimum over the steps."""
     curves = pq.read_table(out / "rerank" / "curves.parquet").to_pylist()
     found: dict[tuple[str, str], dict[int, Metrics]] = {}
     for row in curves:
@@ -140,7 +140,7 @@ def add_reranking(report: Report, out: Path) -> None:
 
 
 def add_margins(report: Report, run: Path) -> None:
-    """Where the base PRM's margins of the training pairs fall, and the curriculum's bins."""
+    """The distribution of the base PRM's margins on the training pairs, and the curriculum's bins."""
     facts = json.loads((run / "margins.json").read_text())
     rows = [[kind, f"{count:,}"] for kind, count in {**facts["bins"], **facts["dropped"]}.items()]
     report.table(
@@ -163,7 +163,7 @@ def add_distributions(report: Report, out: Path, names: Sequence[str]) -> None:
     curves = {}
     for name in names:
         metrics = json.loads((out / "eval" / "held-out" / name / "metrics.json").read_text())
-        curves[name] = metrics["benchmarks"]["labelled"]["curve"]
+        curves[name] = metrics["benchmarks"]["labeled"]["curve"]
     with report.figure(
         "held-out-fpr-fnr",
         caption="Held-out steps: every threshold trades false positives for false negatives; the markers are at 0.5.",

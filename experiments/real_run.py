@@ -1,9 +1,9 @@
-"""The real run of docs/lab/results.md: SmolLM2-135M on PRM800K phase 1, from the labels to the tables, in one command.
+"""The real run of docs/lab/results.md: SmolLM2-135M on PRM800K phase 1, from the labels to the tables.
 
-A base PRM is trained on labels; from it, each arm on pairs with the same budget, learning rates by validation problems;
-then every PRM is measured on held-out problems, PRMBench, ProcessBench and a pool of solutions. Subsets are fixed by
-seeds and stated here. Every step is a command of `prism` that is printed before it runs. Interrupted, the same command
-goes on where it was.
+A base PRM is trained on labels. From it, each arm is trained on pairs with the same budget; learning rates are chosen
+on validation problems. Then every PRM is evaluated on held-out problems, PRMBench, ProcessBench and a pool of
+solutions. Subsets are fixed by the seeds below. Every stage is a `prism` command that is printed before it runs. A
+stopped run resumes with the same command.
 
 Run: python experiments/real_run.py --data DATA --backbone HuggingFaceTB/SmolLM2-135M-Instruct --out runs/real
 """
@@ -34,13 +34,13 @@ ARMS = {
     "fresh-lookahead-pointwise": "lookahead-pointwise",
     "fresh-log-odds": "log-odds",
 }
-"""Every arm, and the arm whose learning rate it has. `fresh-` trains on problems that the base PRM has not seen."""
+"""Arm → the arm whose learning rate it uses. `fresh-` trains on problems that the base PRM has not seen."""
 FRESH = "data.split={base=0.11,test=0.06,validation=0.04,train=0.11,unused=0.68}"
 """The recipes' splits, with as many other problems to train on as the base PRM had."""
 MAIN = ("lookahead-pointwise", "log-odds")
 """The arms of the main comparison: their learning rates are tuned, and they are trained with every seed."""
 LEARNING_RATES = (3e-5, 1e-4)
-"""Tried with seed 0; the best AUROC on the validation problems counts."""
+"""Tried with seed 0; the best AUROC on validation problems is chosen."""
 SEEDS = (0, 1, 2)
 CACHE = "cache"
 LIMITS = {"prmbench": 12, "processbench": 80}
@@ -50,13 +50,13 @@ POOL_PROBLEMS, POOL_SOLUTIONS = 30, 8
 
 
 class Work:
-    """Where things are, and how commands are run."""
+    """The folders of the run, and its commands."""
 
     def __init__(self, data: Path, backbone: str, out: Path) -> None:
         self.data, self.backbone, self.out = data, backbone, out
 
     def prism(self, *words: object) -> None:
-        """Run a command of `prism`, and note its time."""
+        """Run a `prism` command and record its time."""
         line = [str(word) for word in words]
         print("prism", *line, flush=True)
         started = time.monotonic()
@@ -65,7 +65,7 @@ class Work:
             log.append({"command": line, "seconds": time.monotonic() - started})
 
     def train(self, recipe: str, name: str, *settings: str) -> Path:
-        """Train a recipe; gives the folder of its best round."""
+        """Train a recipe; returns the folder of its best round."""
         folder = self.out / name
         if not (folder / "run.json").exists():
             common = [
@@ -120,7 +120,7 @@ def train_arm(work: Work, arm: str, base: Path, seed: int, rate: float) -> Path:
 
 
 def run_all(work: Work, seeds: tuple[int, ...]) -> None:
-    """Everything, in the order in which it is needed."""
+    """Run all stages in order."""
     base = work.train("smollm2-135m-base", "base", f"base.backbone={work.backbone}")
     prms = {"base": base, **dict(arms(work, base, seeds))}
     first_seed = {name: prm for name, prm in prms.items() if name in ("base", *ARMS)}
@@ -140,8 +140,8 @@ def run_all(work: Work, seeds: tuple[int, ...]) -> None:
 def measure(work: Work, what: str, name: str, prm: Path) -> None:
     """One PRM on held-out problems or on a benchmark."""
     if what == "held-out":
-        data = work.out / f"{MAIN[0]}-{LEARNING_RATES[0]:g}" / "data"  # every arm's folder has the same
-        words = ["--bench", "labelled,pairs", "--data", data, "--split", "test"]
+        data = work.out / f"{MAIN[0]}-{LEARNING_RATES[0]:g}" / "data"  # the same for all arms
+        words = ["--bench", "labeled,pairs", "--data", data, "--split", "test"]
     else:
         words = ["--bench", what, "--data", work.data, "--limit", LIMITS[what]]
     out = work.out / "eval" / what / name

@@ -1,7 +1,7 @@
-"""Reinforcement learning in fresh worlds: every PRM of the demo as reward, with and without a bond to the start policy.
+"""Reinforcement learning in new worlds: every PRM of the demo as reward, with and without a KL penalty.
 
-The demo's own stages with β = 0 and 0.1, credit `outcome`; the report has the tables with intervals over worlds and the
-alarms of each. Interrupted, the same command resumes.
+It runs the demo's stages with β = 0 and 0.1 and credit `outcome`. The report has tables with intervals over worlds, and
+the alarms of each. A stopped run resumes with the same command.
 
 Run: python experiments/rl_worlds.py --first-seed 20 --seeds 5 --out runs/rl-worlds
 """

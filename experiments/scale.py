@@ -1,11 +1,11 @@
-"""The tables of docs/guides/scale.md: what training PRMs on PRM800K and Math-Shepherd takes, from measured tokens.
+"""The tables of docs/guides/scale.md: the cost of training PRMs on PRM800K and Math-Shepherd, from measured tokens.
 
 Tokens are counted on a sample of real trajectories with a real tokenizer, packed by the code of `prism train`, and
-scaled by the sizes of the whole sets. Operations, memory and hours follow from the models' sizes
+scaled to the size of the whole sets. Operations, memory and hours are computed from the models' sizes
 (`prism_prm.plan.costs`).
 
 Run: PRISM_DATA=… python experiments/scale.py --tokenizer FOLDER [--trees 24] [--write]
-     (--write puts the tables between the markers of docs/guides/scale.md; else they are printed)
+     (--write puts the tables between the markers of docs/guides/scale.md; otherwise they are printed)
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ PAGE = Path(__file__).parent.parent / "docs" / "guides" / "scale.md"
 PHASE_1, MATH_SHEPHERD = 942, 440_000
 """Solutions: those of phase 1 at hand, and the published size of Math-Shepherd."""
 LABELS = 800_000
-"""Labelled steps of both phases of PRM800K, by its authors' count."""
+"""Labeled steps of both phases of PRM800K, by its authors' count."""
 LOOKAHEADS = "PRM800K phase 1, all lookahead pairs"
 CHAINS, REPEATS = 12, 10
-"""Solutions without other candidates are short work, so more of them are measured; the 100 solutions of Math-Shepherd
+"""Solutions without other candidates are quick to measure, so more of them are used; the 100 solutions of Math-Shepherd
 are repeated to fill large updates."""
 PER_GPU = 8
 """Examples per GPU in large updates."""
@@ -60,13 +60,13 @@ MIXED = Setup(weights=4, compute=2, checkpointing=True)
 
 
 Counts = dict[tuple[str, int], RoundCount]
-"""(training set, GPUs) → what was counted on the sample."""
+"""(training set, GPUs) → the counts on the sample."""
 Models = dict[str, ModelSizes]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A training set: a sample of it, and how many times as large the whole is."""
+    """A sample of a training set, and how many times larger the whole set is."""
 
     name: str
     examples: Examples
@@ -82,7 +82,7 @@ def pairs_of(trees: Sequence[StepTree], lookahead: int | str) -> Examples:
 
 
 def chain(tree_id: int, problem: str, texts: Sequence[str]) -> StepTree:
-    """A solution without other candidates, every step labelled right, as most of a linear set is."""
+    """A solution without other candidates, with every step labeled right, like most of a linear set."""
     steps = tuple(Step(text, label=1.0) for text in texts)
     return StepTree(tree_id, problem, steps, tuple(range(-1, len(steps) - 1)), tuple(range(len(steps))))
 
@@ -117,7 +117,7 @@ def workloads(data: Path, count: int) -> list[Workload]:
 
 
 def counted(prm: Skeleton, work: Workload, count: int, per_update: int) -> RoundCount:
-    """The sample, packed and spread over so many GPUs."""
+    """Count the sample, packed and spread over `count` GPUs."""
     examples = work.examples
     settings = TrainSettings(pairs_per_update=min(per_update, len(examples)), max_pairs_per_tree_per_update=8)
     limits = RowLimits(settings.row_tokens, pair_cost(prm.module))
@@ -176,15 +176,15 @@ def memory_table(models: Models) -> str:
 
 
 def paper_table(model: ModelSizes) -> str:
-    """The paper's four 48 GB cards: which choices fit, by tokens per pass."""
+    """The paper's four 48 GB GPUs: which choices fit, by tokens per pass."""
     room = Cluster("a6000", 4).room
     lora = {"rank": 16, "targets": TARGETS}
     choices: dict[str, tuple[Setup, bool]] = {
         "full, DDP, 32-bit weights": (Setup(4, 2), False),
-        "full, DDP, 16-bit weights and optimiser": (Setup(2, 2), False),
-        "full, DDP, 16-bit weights, 8-bit optimiser": (Setup(2, 2, optimizer=2), False),
+        "full, DDP, 16-bit weights and optimizer": (Setup(2, 2), False),
+        "full, DDP, 16-bit weights, 8-bit optimizer": (Setup(2, 2, optimizer=2), False),
         "full, FSDP2, 32-bit weights": (Setup(4, 2), True),
-        "full, FSDP2, 16-bit weights and optimiser": (Setup(2, 2), True),
+        "full, FSDP2, 16-bit weights and optimizer": (Setup(2, 2), True),
         "LoRA, DDP, 32-bit weights": (Setup(4, 2, **lora), False),  # type: ignore[arg-type]
         "LoRA, DDP, 16-bit weights": (Setup(2, 2, **lora), False),  # type: ignore[arg-type]
         "LoRA, FSDP2, 32-bit weights": (Setup(4, 2, **lora), True),  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ def paper_table(model: ModelSizes) -> str:
 
 
 def frozen_table(works: Sequence[Workload], counts: Counts, models: Models) -> str:
-    """What frozen lower layers save, and what keeping their states takes on disk."""
+    """The savings of frozen lower layers, and the disk space of their cached activations."""
     work = works[0]
     found = counts[work.name, 1]
     rows = []
@@ -219,8 +219,8 @@ def frozen_table(works: Sequence[Workload], counts: Counts, models: Models) -> s
         reading = model.hidden * 2 * total.tokens * Cluster(GPU).speed(2) / kept
         rows.append([name.removeprefix("qwen2.5-").upper(), f"{frozen} of {model.layers}", f"{plain / half:.1f}×",
                      f"{half / kept:.1f}×", f"{disk / 1e12:,.2f} TB", f"{reading / 1e9:.2f} GB/s"])  # fmt: skip
-    return table(["model", "frozen layers", "frozen, over all trained", "kept on disk, over frozen",
-                  "states on disk, at most", "read per GPU"], rows)  # fmt: skip
+    return table(["model", "frozen layers", "frozen, over all trained", "cached on disk, over frozen",
+                  "activations on disk, at most", "read per GPU"], rows)  # fmt: skip
 
 
 def scoring_table(works: Sequence[Workload], counts: Counts, models: Models) -> str:

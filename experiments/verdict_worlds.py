@@ -1,8 +1,8 @@
-"""A generative verdict in the embedded world: a tiny language model asked for Yes or No, beside a PRM with a head.
+"""A generative verdict in the embedded world: a tiny language model asked for Yes or No, next to a PRM with a head.
 
-In each fresh world both families start from the same backbone: `qwen` (a new head) and `verdict` (log-odds of two of
-the model's own tokens). Both get the demo's base training on labels, and from there BCE (`pointwise`) and PRISM
-(`prism`) on the same pairs. The oracle judges P(right) of every test step. Interrupted, the same command goes on.
+In each new world both families start from the same backbone: `qwen` (a new head) and `verdict` (log-odds of two of the
+model's own tokens). Both get the demo's base training on labels, followed by BCE (`pointwise`) and PRISM (`prism`) on
+the same pairs. The oracle judges P(right) of every test step. A stopped run resumes with the same command.
 
 Run: python experiments/verdict_worlds.py --first-seed 40 --seeds 3 --out runs/verdict-worlds
 """

@@ -77,7 +77,7 @@ def test_json_lines_cut_off_anywhere_keep_all_whole_ones(tmp_path: Path, caplog:
         lines.close()
         said = [record.getMessage() for record in caplog.records]
         is_torn = length not in (0, *ends)
-        assert said == [f"{path}: the last line is cut off (a full disk, or a killed process) and is dropped"] * is_torn
+        assert said == [f"{path}: dropped the last line, truncated by a full disk or a killed process"] * is_torn
         assert JsonLines(path).read() == [*kept, "more", "and more"]
 
 
@@ -117,7 +117,7 @@ def test_what_cannot_be_written_is_named(number: int, tmp_path: Path) -> None:
         with pytest.raises(PrismError) as caught, write(tmp_path / "out.bin"):
             raise OSError(number, os.strerror(number))
         assert str(caught.value).startswith(
-            f"{tmp_path}/out.bin: cannot be written ({os.strerror(number)}); nothing is"
+            f"{tmp_path}/out.bin: cannot be written ({os.strerror(number)}); no partial file is left."
         )
         assert str(caught.value).endswith("and rerun the same command.")
         with pytest.raises(PrismError, match="cannot be written"), write(tmp_path / "out.bin") as aside:

@@ -152,7 +152,7 @@ def test_our_own_folders_are_as_they_were(tiny_lm: Callable[..., Path], tmp_path
 @pytest.mark.parametrize(
     ("code", "name", "message"),
     [
-        (FAMILY, "my_file.py", "say which family in it to use, e.g. my_file.py:Mine"),
+        (FAMILY, "my_file.py", "name the family in it to use, e.g. my_file.py:Mine"),
         (FAMILY, "my_file.py:Yours", "my_file.py has no 'Yours'. Names in it that are a subclass of Family: Mine"),
         (FAMILY, "my_file.py:nn", r"my_file.py:nn is of type module, not a subclass of Family. Known: qwen, "),
         (FAMILY, "my_file.py:Family", "is the class Family, not a subclass of Family. Known: qwen"),
@@ -180,7 +180,7 @@ def test_a_family_of_a_package(
     by_file = init_prm(tiny_lm("qwen2"), family="my_file.py:Mine")
     assert prm.score(PROBLEM, STEPS) == by_file.score(PROBLEM, STEPS)
     monkeypatch.delattr("my_package.family.__file__")
-    with pytest.raises(ConfigError, match=r"my_package.family:Mine has no file of its own"):
+    with pytest.raises(ConfigError, match=r"my_package.family:Mine has no source file"):
         find_family("mine")
     shutil.rmtree(site)
     with pytest.raises(ConfigError, match=r"prm/prism.json: Unknown family 'mine'\. Known: qwen, .*verdict; or one of"):
@@ -244,10 +244,10 @@ def test_what_is_wrong_with_a_package_is_said(group: str, site: Path) -> None:
     install(site, "my_package", files, lines + "both = my_package:ONE\n")
     install(site, "another", {}, f"[prism_prm.{group}]\nboth = another:ONE\n")
     for name, message in [
-        (ours, f"{ours!r} is there 2 times: ours, my_package:ONE.* Known: .*both, broken, one"),
+        (ours, f"{ours!r} is defined 2 times: prism-prm, my_package:ONE.* Known: .*both, broken, one"),
         (
             "both",
-            r"'both' is there 2 times: (my_package:ONE, another|another:ONE, my_package).* Known: .*both, broken, one",
+            r"'both' is defined 2 times: (my_package:ONE, another|another:ONE, my_package).* Known: .*both, broken, one",
         ),
         ("one", f"my_package:ONE is of type int, not {wanted}.*both, broken, one"),
         ("broken", "cannot be loaded from my_package.broken:TWO: ZeroDivisionError: .* Known: .*both, broken, one"),

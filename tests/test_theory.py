@@ -125,7 +125,7 @@ def bce_loss(centre: Any, margin: Any) -> Any:
 
 @given(st.floats(0.05, 0.95), st.floats(0.05, 0.95))
 def test_gradients_in_centre_and_margin(right: float, wrong: float) -> None:
-    a, m = closed_forms.centre_margin(np.array(right), np.array(wrong))
+    a, m = closed_forms.center_margin(np.array(right), np.array(wrong))
     step = 1e-6
     for loss, gradient in (
         (sc_loss, closed_forms.sc_gradient(m)),
@@ -140,7 +140,7 @@ def test_gradients_in_centre_and_margin(right: float, wrong: float) -> None:
 
 
 def test_the_papers_example_pulls_the_centre_only_under_bce() -> None:
-    a, m = closed_forms.centre_margin(np.array(0.85), np.array(0.80))
+    a, m = closed_forms.center_margin(np.array(0.85), np.array(0.80))
     assert float(closed_forms.sc_gradient(m)[0]) == 0
     assert float(closed_forms.bce_gradient(a, m)[0]) == pytest.approx(-1 / 0.85 + 1 / 0.20)
     assert pytest.approx(0.3133, abs=1e-4) == closed_forms.SC_FLOOR
@@ -149,7 +149,7 @@ def test_the_papers_example_pulls_the_centre_only_under_bce() -> None:
 @given(st.lists(st.tuples(st.integers(0, 16), st.integers(0, 16)), min_size=1, max_size=40), st.integers(-1, 17))
 def test_rates_from_margins_are_the_rates(pairs: list[tuple[int, int]], cut: int) -> None:
     right, wrong = np.array(pairs, float).T / 16
-    fpr, fnr = closed_forms.rates_from_margins(*closed_forms.centre_margin(right, wrong), cut / 16)
+    fpr, fnr = closed_forms.rates_from_margins(*closed_forms.center_margin(right, wrong), cut / 16)
     assert fpr == np.mean(wrong > cut / 16)
     assert fnr == np.mean(right <= cut / 16)
 

@@ -1,6 +1,6 @@
 """prism-prm: train, measure and use process reward models.
 
-Names are imported on first use, so that `import prism_prm` stays instant; `docs/api.md` shows how they are used.
+Names are imported on first use, so `import prism_prm` stays fast. `docs/reference/python.md` shows how to use them.
 """
 
 from __future__ import annotations
@@ -162,12 +162,12 @@ _EXPORTS = {
     "view_results": "prism_prm.serve.page_html",
     "weighted_vote": "prism_prm.search.select",
 }
-"""Public name → the module that owns it; type checkers read the imports above, which say the same."""
+"""Public name → the module that defines it; type checkers read the imports above instead."""
 
 __all__ = ["__version__", *_EXPORTS]
 
 
-if not TYPE_CHECKING:  # who sees that there is a way to get any name takes misspelt ones for right
+if not TYPE_CHECKING:  # hidden from type checkers, or every typo would type-check
 
     def __getattr__(name: str) -> Any:
         if name in _EXPORTS:

@@ -1,4 +1,4 @@
-"""`python -m prism_prm`: the command line, for launchers that start modules (`accelerate launch -m prism_prm …`)."""
+"""`python -m prism_prm` runs the command line, for launchers of modules (`accelerate launch -m prism_prm …`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A solution's score from the scores of its steps.
+"""Combine the scores of steps into the score of a solution.
 
-Every aggregator gives the LOGARITHM of the solution's score: a product over hundreds of steps would otherwise be 0, and
-all long solutions would tie. `solution_score` gives the score itself.
+Every aggregator returns the LOGARITHM of the solution's score: a product over hundreds of steps would otherwise
+underflow to 0, and all long solutions would tie. `solution_score` returns the score itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prism_prm.arrays import Floats
 from prism_prm.errors import ConfigError, DataError
 
 SOFT_MIN_TEMPERATURE = 0.1
-"""The temperature of `soft-min`: towards 0 it becomes the minimum, towards infinity the mean."""
+"""The temperature of `soft-min`: near 0 it is the minimum, at infinity the mean."""
 
 
 def _log(value: float) -> float:
@@ -30,7 +30,7 @@ def _product(probabilities: Floats) -> float:
 
 
 def _soft_min(probabilities: Floats) -> float:
-    """The mean weighted by softmax(−p / T): near the minimum, yet every step counts."""
+    """The mean weighted by softmax(−p / T): close to the minimum, but every step counts."""
     weights = np.exp((probabilities.min() - probabilities) / SOFT_MIN_TEMPERATURE)
     return _log(float((weights * probabilities).sum() / weights.sum()))
 
@@ -46,17 +46,17 @@ AGGREGATORS: dict[str, Callable[[Floats], float]] = {
 
 
 DEFAULT_AGGREGATOR = "min"
-"""The default if neither the user nor a PRM's card names one: a solution is as good as its worst step."""
+"""Used if neither the user nor the PRM's card names one: a solution is as good as its worst step."""
 
 
 def check_aggregator(name: str) -> None:
-    """Reject a name that is not in AGGREGATORS."""
+    """Raise ConfigError if the name is not in AGGREGATORS."""
     if name not in AGGREGATORS:
         raise ConfigError(f"Unknown aggregator {name!r}. Known: {', '.join(AGGREGATORS)}.")
 
 
 def log_score(probabilities: Sequence[float] | Floats, how: str = DEFAULT_AGGREGATOR) -> float:
-    """The log of a solution's score; steps must have probabilities, and there must be at least one step."""
+    """The log of a solution's score. Needs at least one step, and a probability for every step."""
     check_aggregator(how)
     values = np.asarray(probabilities, dtype=np.float64)
     if values.ndim != 1 or not len(values):
@@ -93,7 +93,7 @@ DEFAULT = "the default, since no card sets it"
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[T]):
-    """A value that is used, and where it came from."""
+    """A value in use, and where it came from."""
 
     value: T
     origin: str
@@ -109,11 +109,11 @@ class CardValues:
     aggregator: str = DEFAULT_AGGREGATOR
     threshold: float = DEFAULT_THRESHOLD
     redundancy_threshold: float | None = None
-    """Only critics' formats have one."""
+    """Set by the formats of critics only."""
 
 
 class CardLike(Protocol):
-    """What is read of a PRM's card."""
+    """The fields of a PRM's card that are used here."""
 
     @property
     def aggregator(self) -> str: ...
@@ -123,7 +123,7 @@ class CardLike(Protocol):
 
 
 class HasCard(Protocol):
-    """A scorer, or what is known of one."""
+    """A scorer, or a record that describes one."""
 
     @property
     def card(self) -> CardLike | None: ...
@@ -136,18 +136,18 @@ def card_values(scorer: HasCard | None) -> CardValues | None:
 
 
 def choose_aggregator(given: str | None, card: CardValues | None) -> Choice[str]:
-    """How step scores become a solution's score."""
+    """The aggregator that was given, else that of the card, else the default."""
     choice = _choose(given, None if card is None else card.aggregator, DEFAULT_AGGREGATOR)
     check_aggregator(choice.value)
     return choice
 
 
 def choose_threshold(given: float | None, card: CardValues | None) -> Choice[float]:
-    """The threshold above which a step counts as right."""
+    """The threshold above which a step counts as right: given, of the card, or the default."""
     return _choose(given, None if card is None else card.threshold, DEFAULT_THRESHOLD)
 
 
-def _choose(given: T | None, said: T | None, default: T) -> Choice[T]:
+def _choose(given: T | None, of_card: T | None, default: T) -> Choice[T]:
     if given is not None:
         return Choice(given, GIVEN)
-    return Choice(default, DEFAULT) if said is None else Choice(said, CARD)
+    return Choice(default, DEFAULT) if of_card is None else Choice(of_card, CARD)

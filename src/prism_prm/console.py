@@ -1,6 +1,6 @@
-"""What a run shows while it works: notes and progress bars.
+"""Notes and progress bars of a run.
 
-A library is silent. The `prism` command shows everything on its terminal; in your own program:
+The library is silent by default. The `prism` command shows everything on the terminal; in your own program:
 
     with shown_on(Console(print)):
         evaluate_prm(…)
@@ -25,13 +25,13 @@ def ignore(_done: int, _more: str = "") -> None:
 
 
 class Console:
-    """Passes notes to a function, such as `print`, and shows no progress bars; `cli.ui.Terminal` shows both."""
+    """Passes notes to a callback such as `print`, and shows no progress bars; `cli.ui.Terminal` shows both."""
 
     def __init__(self, say: Callable[[str], object] = lambda _: None) -> None:
         self._say = say
 
     def say(self, note: str) -> None:
-        """Show a note of one line."""
+        """Show a note (one line)."""
         self._say(note)
 
     def progress(
@@ -55,20 +55,20 @@ def current() -> Console:
 
 
 def say(note: str) -> None:
-    """Show a note of one line."""
+    """Show a note (one line)."""
     _current.say(note)
 
 
 def progress(
     description: str, total: float | None, *, unit: str = "", done: int = 0
 ) -> AbstractContextManager[Advance]:
-    """A progress bar over `total` items (None: unknown; unit "bytes": as KB, MB, …); yields what advances it."""
+    """A progress bar over `total` items (None: unknown; unit "bytes": as KB, MB, …); yields its `Advance`."""
     return _current.progress(description, total, unit=unit, done=done)
 
 
 @contextlib.contextmanager
 def shown_on(console: Console) -> Iterator[Console]:
-    """Show notes and progress of all threads on this console while the block runs."""
+    """Show the notes and progress of all threads on this console while the block runs."""
     global _current
     before, _current = _current, console
     try:
@@ -78,7 +78,7 @@ def shown_on(console: Console) -> Iterator[Console]:
 
 
 def silent_unless(shown: bool) -> AbstractContextManager[object]:
-    """Show nothing while the block runs, unless `shown`: of several processes that do the same, one speaks."""
+    """Silence the block unless `shown`: of several processes that do the same work, only one should print."""
     return contextlib.nullcontext() if shown else shown_on(Console())
 
 
@@ -94,13 +94,13 @@ class _Prefixed(Console):
 
 
 def prefixed(prefix: str) -> AbstractContextManager[Console]:
-    """Begin the descriptions of progress bars with a prefix while the block runs."""
+    """Prefix the descriptions of progress bars while the block runs."""
     return shown_on(_Prefixed(prefix, _current))
 
 
 @contextlib.contextmanager
 def bar_on_stderr(description: str, total: int, *, shown: bool) -> Iterator[Advance]:
-    """A plain progress bar, for callers who ask a function of the library for one."""
+    """A plain progress bar on standard error, for library functions with a `progress` argument."""
     from rich.console import Console as Rich
     from rich.progress import Progress
 

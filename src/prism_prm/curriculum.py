@@ -1,7 +1,7 @@
 """The margin curriculum: which pairs are trained in which round, from easy to hard.
 
 The margin of a pair is r⁺ − r⁻, scored by the PRM before training; it lies in [−1, 1]. A large margin is easy, a small
-one hard, a negative one contradicts the PRM and is dropped unless a bin reaches down to it.
+one hard. A pair with a negative margin contradicts the PRM and is dropped, unless a bin reaches down to it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Curriculum:
 
     @property
     def takes_all(self) -> bool:
-        """Whether every pair is trained in one round regardless of its margin, so that no margin is needed."""
+        """Whether every pair is trained in one round regardless of its margin, so no margins are needed."""
         return self.mode == "none" and self.easy_to_hard[0][1] == 1 and self.easy_to_hard[-1][0] == -1
 
     def round_names(self) -> list[str]:
@@ -77,7 +77,7 @@ class Binned:
     to keep the ratio of lookahead pairs."""
 
     def refuse_empty(self, names: Iterable[tuple[int, str]]) -> None:
-        """Refuse, before any training, rounds (number, name) that have nothing to train on."""
+        """Raise DataError if one of these rounds (number, name) has no pairs."""
         empty = [name for number, name in names if not len(self.rounds[number])]
         if empty:
             raise DataError(
@@ -86,7 +86,7 @@ class Binned:
             )
 
     def mixed(self, kinds: NDArray[np.object_], ratio: float | None, seed: int) -> Binned:
-        """The rounds with at most `ratio` lookahead pairs per annotated one, chosen by the seed."""
+        """Keep at most `ratio` lookahead pairs per annotated pair in each round, sampled with the seed."""
         if ratio is None:
             return self
         rounds = []
@@ -100,7 +100,7 @@ class Binned:
 
 
 def assign(margins: NDArray[np.float64], curriculum: Curriculum) -> Binned:
-    """Sort pairs into rounds by their margin; every pair is in one round or counted as dropped."""
+    """Sort pairs into rounds by their margin; every pair is in one round, or counted as dropped."""
     if not np.isfinite(margins).all():
         bad = int(np.flatnonzero(~np.isfinite(margins))[0])
         raise DataError(f"margin {bad} is {margins[bad]}: a margin must be a number; score the pairs again.")

@@ -1,4 +1,4 @@
-"""Errors for users: each says where, what was found, and the remedy."""
+"""Errors for users. Each message gives the place, the finding and the remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ConfigError(PrismError):
 
 
 class SettingError(ConfigError):
-    """A setting with a value that it cannot have; whoever knows where it was given says that instead of the name."""
+    """A setting with an invalid value. The command line replaces its name by the option that set it."""
 
     def __init__(self, name: str, value: object, reason: str) -> None:
         super().__init__(f"{name} = {shown(value)}: {reason}")
@@ -31,7 +31,7 @@ class SettingError(ConfigError):
 
 
 class ModelError(PrismError):
-    """A model folder, tokenizer or forward pass that does not do what its family needs."""
+    """A model folder, tokenizer or forward pass that does not fit its family."""
 
 
 class MissingExtraError(PrismError):
@@ -45,18 +45,18 @@ _SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it, in one line and not too long."""
+    """A value as it appears in messages: one line, cut to a limit."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def first_sentence(error: BaseException) -> str:
-    """What kind of error another library has raised and how its message begins."""
+    """The type and the first sentence of another library's error."""
     return f"{type(error).__name__}: {str(error).split('. ')[0]}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on any device; torch's own kind is known by its name."""
+    """Whether memory ran out, on any device. torch's error is recognized by name, so that torch is not imported."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error).lower()

@@ -1,4 +1,4 @@
-"""Files from outside: what they are by their first bytes, not their names, and the remedy if they cannot be read."""
+"""Detect the type of a file by its first bytes, not its name, and say how to fix a file that cannot be read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from prism_prm.errors import DataError
 
 HEAD = 512
-"""Bytes that are enough to tell."""
+"""Bytes needed to detect the type."""
 BOM = b"\xef\xbb\xbf"
-"""What some editors write before UTF-8; it says nothing."""
+"""The byte order mark that some editors write before UTF-8; ignored."""
 
-_BEGINNINGS: dict[str, tuple[bytes, ...]] = {
+_SIGNATURES: dict[str, tuple[bytes, ...]] = {
     "gzip": (b"\x1f\x8b",),
     "parquet": (b"PAR1",),
     "zip": (b"PK\x03\x04",),
@@ -27,30 +27,30 @@ _BEGINNINGS: dict[str, tuple[bytes, ...]] = {
     "html": (b"<!doctype", b"<html", b"<head", b"<?xml"),
 }
 _REMEDIES = {
-    "gzip": "packed with gzip; unpack it with gunzip",
+    "gzip": "a gzip file; decompress it with gunzip",
     "parquet": "a Parquet table; name a text file",
-    "zip": "a zip archive; unpack it and name the file within",
-    "bzip2": "packed with bzip2; unpack it with bunzip2",
-    "xz": "packed with xz; unpack it with unxz",
-    "zstd": "packed with zstd; unpack it with unzstd",
-    "utf-16": "a text in UTF-16; convert it with: iconv -f UTF-16 -t UTF-8 OLD > NEW",
-    "lfs": "a Git LFS pointer, not the file itself; run `git lfs pull` where it was cloned, or download the file",
-    "html": "a web page, not the file itself; download the file by its raw link, signed in if need be",
+    "zip": "a zip archive; unzip it and name the file inside",
+    "bzip2": "a bzip2 file; decompress it with bunzip2",
+    "xz": "an xz file; decompress it with unxz",
+    "zstd": "a zstd file; decompress it with unzstd",
+    "utf-16": "UTF-16 text; convert it with: iconv -f UTF-16 -t UTF-8 OLD > NEW",
+    "lfs": "a Git LFS pointer, not the file itself; run `git lfs pull` in the clone, or download the file",
+    "html": "a web page, not the file itself; download the file by its raw link, signed in if necessary",
 }
 
 
 def kind_of_bytes(head: bytes) -> str:
-    """What a file is that begins with these bytes: one of the kinds above, or "text"."""
+    """The type of a file that starts with these bytes: one of the types above, or "text"."""
     words = head.removeprefix(BOM).lstrip().lower()
-    for kind, beginnings in _BEGINNINGS.items():
-        if (words if kind in ("lfs", "html") else head).startswith(beginnings):
+    for kind, signatures in _SIGNATURES.items():
+        if (words if kind in ("lfs", "html") else head).startswith(signatures):
             return kind
-    # Without a mark at its beginning, a text in UTF-16 shows by the zeros in its white space, brackets and quotes.
+    # UTF-16 without a byte order mark: ASCII characters (white space, brackets, quotes) contain a zero byte.
     return "utf-16" if len(head) > 1 and 0 in head[:2] and head[:2] != b"\0\0" else "text"
 
 
 def check_kind(name: str | Path, head: bytes, readable: Collection[str] = ("text",)) -> str:
-    """The kind of a file that begins with `head`; an error with the remedy where it is not one of the `readable`."""
+    """The type of a file that starts with `head`; raises DataError with a remedy if it is not in `readable`."""
     kind = kind_of_bytes(head)
     if kind in readable or kind == "text":
         return kind
@@ -58,7 +58,7 @@ def check_kind(name: str | Path, head: bytes, readable: Collection[str] = ("text
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file in UTF-8, which may have a mark before it."""
+    """Read a UTF-8 file, with or without a byte order mark."""
     data = Path(path).read_bytes()
     check_kind(path, data[:HEAD])
     try:
@@ -68,7 +68,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_json(path: str | Path) -> Any:
-    """The content of a JSON file."""
+    """Read a JSON file."""
     try:
         return json.loads(read_text(path))
     except RecursionError:
@@ -79,7 +79,7 @@ def read_json(path: str | Path) -> Any:
 
 @contextlib.contextmanager
 def reading_parquet(path: str | Path, remedy: str = "download it again") -> Iterator[None]:
-    """What goes wrong with a Parquet file while it is read, said in terms of the file."""
+    """Turn the errors of reading a Parquet file into a DataError with its path and a remedy."""
     import pyarrow as pa
 
     try:
@@ -90,14 +90,14 @@ def reading_parquet(path: str | Path, remedy: str = "download it again") -> Iter
         if Path(path).is_file():
             with Path(path).open("rb") as file:
                 check_kind(path, file.read(HEAD), readable=("parquet",))
-        said = " ".join(str(error).split())[:200]
-        raise DataError(f"{path}: cannot be read as Parquet ({said}); {remedy}", reason="unreadable-parquet") from error
+        message = f"{path}: cannot be read as Parquet ({' '.join(str(error).split())[:200]}); {remedy}"
+        raise DataError(message, reason="unreadable-parquet") from error
 
 
 def fitted(path: str | Path, table: Any, schema: Any, *, optional: Collection[str] = ()) -> Any:
-    """A table or batch with the columns of a schema, in its types; an error where one does not fit or has gaps.
+    """Cast a table or batch to a schema; raises DataError for a missing column, a wrong type or an unexpected null.
 
-    Columns that are `optional` may be missing: all their values are null then.
+    Columns in `optional` may be missing; they are filled with nulls.
     """
     import pyarrow as pa
 
@@ -112,25 +112,25 @@ def fitted(path: str | Path, table: Any, schema: Any, *, optional: Collection[st
         column = table.column(field.name)
         try:
             column = column if column.type == field.type else column.cast(field.type)
-            column.validate(full=True)  # Arrow itself trusts the bytes of texts and of indices
+            column.validate(full=True)  # Arrow does not check the bytes of strings and indices by itself
         except (pa.ArrowException, UnicodeDecodeError):
             raise DataError(
                 f"{path}: the column {field.name!r} holds {column.type}, expected {field.type}", reason="wrong-type"
             ) from None
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-        if any(_has_gaps(chunk, field) for chunk in chunks):
+        if any(_has_nulls(chunk, field) for chunk in chunks):
             raise DataError(f"{path}: the column {field.name!r} has a value that is null", reason="wrong-type")
         columns.append(column)
     return type(table).from_arrays(columns, schema=schema.with_metadata(table.schema.metadata))
 
 
-def _has_gaps(array: Any, field: Any) -> bool:
-    """Whether something is null that may not be, at any depth."""
+def _has_nulls(array: Any, field: Any) -> bool:
+    """Whether a value is null that must not be, at any depth."""
     import pyarrow as pa
 
     if array.null_count and not field.nullable:
         return True
     if pa.types.is_struct(field.type):
-        array = array.drop_null() if array.null_count else array  # what is null as a whole has no parts
-        return any(_has_gaps(part, own) for part, own in zip(array.flatten(), field.type, strict=True))
-    return pa.types.is_list(field.type) and _has_gaps(array.flatten(), field.type.value_field)
+        array = array.drop_null() if array.null_count else array  # the fields of a null struct do not count
+        return any(_has_nulls(part, own) for part, own in zip(array.flatten(), field.type, strict=True))
+    return pa.types.is_list(field.type) and _has_nulls(array.flatten(), field.type.value_field)

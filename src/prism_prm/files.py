@@ -1,4 +1,4 @@
-"""Files on disk are complete or absent: files and folders are written aside and renamed, cut-off lines are dropped."""
+"""Atomic writes: files and folders are written to a temporary path and renamed; truncated lines are dropped."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 
 def _aside(path: Path, suffix: str = "part") -> Path:
-    """A name beside `path` that no other process uses."""
+    """A temporary path next to `path` that no other process uses."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{suffix}")
 
 
 def remove_parts(folder: Path, pattern: str = "**/.*") -> None:
-    """Remove what killed processes have left of files and folders; what a live process writes is locked, and stays."""
+    """Remove partial files and folders of killed processes; those of live processes are locked and stay."""
     for part in list(folder.glob(f"{pattern}.{'[0-9a-f]' * 8}.part")):
         with contextlib.suppress(FileNotFoundError), _lock(part) as is_abandoned:
             if is_abandoned and part.is_dir():
@@ -43,7 +43,7 @@ def remove_parts(folder: Path, pattern: str = "**/.*") -> None:
 
 @contextlib.contextmanager
 def _lock(part: Path) -> Iterator[bool]:
-    """Lock a file or folder; yields False if another process has locked it, or where there are no locks."""
+    """Lock a file or folder; yields False if another process holds the lock, or if the system has no locks."""
     if fcntl is None:
         yield False  # type: ignore[unreachable]
         return
@@ -60,52 +60,52 @@ def _lock(part: Path) -> Iterator[bool]:
 
 
 _CANNOT_WRITE = {
-    errno.ENOSPC: "make room there", errno.EDQUOT: "make room there", errno.EFBIG: "make room there",
+    errno.ENOSPC: "free some space there", errno.EDQUOT: "free some space there", errno.EFBIG: "free some space there",
     errno.EACCES: "change the permissions, or name another place",
     errno.EPERM: "change the permissions, or name another place", errno.EROFS: "name a place that can be written",
 }  # fmt: skip
-"""What the system may say of a place to write → the remedy."""
+"""Error number of a failed write → remedy."""
 _TORCH_CANNOT_WRITE = ("PytorchStreamWriter failed", "inline_container.cc:", "iostream error")
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Errors such as a full disk or a missing permission name the path; the system's often do not."""
+    """Add the path to errors such as a full disk or a missing permission; the system's messages often lack it."""
     try:
         yield
     except PrismError:
         raise
     except Exception as error:
-        reason, remedy = _why(error)
+        reason, remedy = _explain(error)
         if not remedy or not _is_about(error, path):
             raise
         raise PrismError(
-            f"{path}: cannot be written ({reason}); nothing is left half-written. To resume, {remedy} and rerun the "
-            f"same command."
+            f"{path}: cannot be written ({reason}); no partial file is left. To resume, {remedy} and rerun the same "
+            f"command."
         ) from error
 
 
-def _why(error: Exception) -> tuple[str, str]:
-    """What the system says of a place to write, and the remedy; ("", "") for other errors.
+def _explain(error: Exception) -> tuple[str, str]:
+    """The system's reason for a failed write, and the remedy; ("", "") for other errors.
 
-    safetensors gives the system's number in words, and torch.save only says where it was.
+    safetensors gives the error number only in its message, and torch.save gives no reason at all.
     """
     if any(text in str(error) for text in _TORCH_CANNOT_WRITE):
-        return "torch.save failed", "make room there"
+        return "torch.save failed", "free some space there"
     found = re.search(r"\(os error (\d+)\)", str(error))
     number = error.errno if isinstance(error, OSError) and error.errno else int(found[1]) if found else 0
     return (os.strerror(number), _CANNOT_WRITE[number]) if number in _CANNOT_WRITE else ("", "")
 
 
 def _is_about(error: Exception, path: Path) -> bool:
-    """Whether an error is about a path and not about a file that is read at the same time."""
+    """Whether an error concerns this path, not a file that is read at the same time."""
     named = getattr(error, "filename", None)
     return named is None or Path(os.fsdecode(named)).absolute().is_relative_to(path.absolute().parent)
 
 
 @contextlib.contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path; when the block ends without error it becomes `path`."""
+    """Yield a temporary path that replaces `path` when the block ends without an error."""
     path = Path(path)
     aside = _aside(path)
     with writing(path):
@@ -125,7 +125,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder; when the block ends without error it becomes `path`, replacing it."""
+    """Yield a temporary folder that replaces `path` when the block ends without an error."""
     path = Path(path)
     aside = _aside(path)
     with writing(path):
@@ -152,29 +152,29 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a text file atomically."""
     with whole_file(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 class JsonLines:
-    """A file of JSON records, one to a line, that only grows; it appears with its first record.
+    """An append-only file of JSON records, one per line, created with its first record.
 
-    A line counts only if it is complete. A line cut off by a full disk or a killed process is dropped with a warning;
-    all lines before it are kept.
+    A last line that was truncated by a full disk or a killed process is dropped with a warning; all lines before it
+    are kept.
     """
 
     def __init__(self, path: str | Path, *, sync: bool = False) -> None:
         self.path = Path(path)
         self.sync = sync
-        """Whether a line is on disk before `append` returns, so that it survives a crash of the machine."""
+        """Whether `append` calls fsync, so that a record survives a crash of the machine."""
         self._end: int | None = None
         self._file: FileIO | None = None
 
     def read(self) -> list[Any]:
-        """The records of all whole lines."""
+        """The records of all complete lines."""
         records = []
-        for number, line in enumerate(self._whole_lines().splitlines(), start=1):
+        for number, line in enumerate(self._complete_lines().splitlines(), start=1):
             try:
                 records.append(msgspec.json.decode(line))
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -184,13 +184,13 @@ class JsonLines:
         return records
 
     def append(self, record: Any) -> None:
-        """Add a record, whole or not at all."""
+        """Add a record; if writing it fails, the file is as it was before."""
         if self._file is None:
-            self._whole_lines()
+            self._complete_lines()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = FileIO(self.path, "ab")
-            self._cut()
-        assert self._end is not None, "known since the file is open"
+            self._truncate()
+        assert self._end is not None, "set when the file was opened"
         line = memoryview(msgspec.json.encode(record) + b"\n")
         try:
             rest = line
@@ -200,17 +200,17 @@ class JsonLines:
                 os.fsync(self._file.fileno())
         except BaseException as error:  # Ctrl-C too
             with contextlib.suppress(OSError):
-                self._cut()
+                self._truncate()
             if not isinstance(error, OSError):
                 raise
             raise PrismError(
-                f"{self.path}: a line could not be written ({error}). Earlier lines are complete; make room and rerun "
-                f"the same command."
+                f"{self.path}: a line could not be written ({error}). Earlier lines are complete; free some space and "
+                f"rerun the same command."
             ) from error
         self._end += len(line)
 
     def rewrite(self, records: Iterable[Any]) -> None:
-        """Put these records in the place of all there are."""
+        """Replace all records."""
         self.close()
         with whole_file(self.path) as aside:
             aside.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
@@ -221,16 +221,16 @@ class JsonLines:
             self._file.close()
             self._file = None
 
-    def _whole_lines(self) -> bytes:
+    def _complete_lines(self) -> bytes:
         data = self.path.read_bytes() if self.path.exists() else b""
         end = data.rfind(b"\n") + 1
         if end < len(data) and self._end is None:
-            log.warning("%s: the last line is cut off (a full disk, or a killed process) and is dropped", self.path)
+            log.warning("%s: dropped the last line, truncated by a full disk or a killed process", self.path)
         self._end = end
         return data[:end]
 
-    def _cut(self) -> None:
-        """Take away what is left of a line."""
+    def _truncate(self) -> None:
+        """Remove a partial last line."""
         assert self._file is not None
         if self._file.seek(0, os.SEEK_END) != self._end:
             self._file.truncate(self._end)

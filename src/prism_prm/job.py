@@ -1,4 +1,4 @@
-"""`Job`: one run of one command in one folder, which resumes where it was stopped.
+"""`Job`: one run of one command in one folder. A killed run resumes when the same command is run again.
 
     with Job("out", executor=Local()) as job:
         size = job.once("size", lambda: measure(seed), seed=seed)
@@ -6,11 +6,11 @@
             done = job.map(search_chunk, problems, name="beam", workers=workers, kind=SearchResult, …)
 
 - The folder is locked while the job runs. Jobs nest: a job in a subfolder is a job of its own.
-- `once` makes a result once for its inputs; `map` does what is not done yet of many items, by this process or by
-  workers elsewhere (`executor`), and appends each result to a journal. A killed job resumes from these.
+- `once` caches a result by its inputs. `map` processes the items that are not done yet, in this process or on the
+  workers of an `executor`, and appends each result to a journal.
 
-Two things are resumed elsewhere: scores are kept by their content in the score store (`store.py`), and weights in
-checkpoints (`train/loop.py`; those of TRL in `rl/trainer.py`).
+Two things are resumed elsewhere: scores by the score store (`store.py`), and weights by checkpoints (`train/loop.py`;
+with TRL in `rl/trainer.py`).
 """
 
 from __future__ import annotations
@@ -52,30 +52,30 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True, slots=True)
 class Opening(Generic[Held_co]):
-    """How a worker makes what it holds: a PRM, or a policy with a PRM."""
+    """How a worker creates its state: a PRM, or a policy with a PRM."""
 
     make: Callable[[Mapping[str, str]], Held_co]
-    """Given where it finds each folder: the driver's name of it → that on the worker's machine."""
+    """Creates the state, given a mapping of folders: path on the driver → path on the worker's machine."""
     folders: tuple[str, ...] = ()
-    """What `make` reads. A machine that does not see one gets a copy of its own, once for all its workers."""
+    """Folders that `make` reads. A machine that cannot see one gets a copy, shared by all its workers."""
     loads: bool = True
-    """Whether it loads a model; if not, workers get no GPU unless the settings say so."""
+    """Whether it loads a model; if not, workers get no GPU unless the settings ask for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk(Generic[Work]):
-    """Some items of work that one worker does together."""
+    """Items that one worker processes together."""
 
     number: int
     name: str
-    """What it is called in messages, e.g. "trees 65 to 128"."""
+    """Its name in messages, e.g. "trees 65 to 128"."""
     work: Work
     size: int = 1
-    """How many items it has, for rates."""
+    """The number of items, for rates."""
 
 
 class Workers(Protocol[Held_co]):
-    """Those who do the work: this process, or the workers of a Ray cluster."""
+    """This process, or the workers of a Ray cluster."""
 
     @property
     def num_workers(self) -> int: ...
@@ -83,22 +83,21 @@ class Workers(Protocol[Held_co]):
     def run(
         self, act: Callable[[Held_co, Work], Result], chunks: Iterable[Chunk[Work] | None], *, queued: bool = True
     ) -> Iterator[tuple[Chunk[Work], Result]]:
-        """Do `act` on every chunk; each is yielded once with its result, in any order.
+        """Call `act` on every chunk; yields each chunk once with its result, in any order.
 
-        - `chunks` is read only as far as workers have room. None in it means that there is nothing until a chunk is
-          done.
+        - `chunks` is read only as far as workers have room. None in it means: no further chunk until one is done.
         - On Ray a chunk may be computed twice, if its worker or machine is lost; it is yielded once. `act` and its
-          work must be picklable; what it generates arrives as a list.
-        - A `PrismError` in `act` or `make` is raised as one here, with the worker's machine.
-        - `queued`: a second chunk waits at each worker, which is then never idle. Where chunks take minutes this would
-          leave one waiting at a busy worker while another is free.
+          work must be picklable; if `act` is a generator, its values arrive as a list.
+        - A `PrismError` in `act` or `make` is raised again here, with the name of the worker's machine.
+        - `queued`: a second chunk is queued at each worker, which is then never idle. Turn it off where chunks take
+          minutes, or a chunk would wait at a busy worker while another worker is free.
         """
 
     def ask(self, act: Callable[[Held_co], Result]) -> Result:
-        """Call a function with what a worker holds; all hold the same."""
+        """Call a function with the state of a worker; all workers have the same state."""
 
     def rates(self) -> str:
-        """Items per second of each worker so far; "" in this process."""
+        """Items per second of each worker so far; "" for this process."""
 
 
 class Executor(Protocol):
@@ -107,14 +106,14 @@ class Executor(Protocol):
     def open(
         self, opening: Opening[Held], *, alike: Callable[[Held], str] | None = None
     ) -> AbstractContextManager[Workers[Held]]:
-        """The workers, until the block ends.
+        """Open workers until the block ends.
 
-        `alike` names what a worker holds: one that holds something else than the first is refused.
+        `alike` identifies the state of a worker; one that differs from the first worker's is an error.
         """
 
 
 class Here(Generic[Held]):
-    """The one worker that is this process; chunks come in order."""
+    """This process as the only worker; chunks are processed in order."""
 
     num_workers = 1
 
@@ -140,7 +139,7 @@ class Here(Generic[Held]):
 
 
 class Local:
-    """Works in this process."""
+    """Runs everything in this process."""
 
     def open(
         self,
@@ -153,7 +152,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Finished(Generic[Result]):
-    """The result of one item, among what the function of a `Job.map` generates."""
+    """The result of one item, yielded by the function of `Job.map`."""
 
     key: str
     result: Result
@@ -161,15 +160,15 @@ class Finished(Generic[Result]):
 
 @dataclass(frozen=True, slots=True)
 class Mapped(Generic[Result]):
-    """What `Job.map` gives."""
+    """The results of `Job.map` by key."""
 
     results: dict[str, Result]
     seconds: float
-    """The time of all runs that worked on it."""
+    """The total time of all runs that worked on them."""
 
 
 class Job:
-    """One run of one command in one folder. Of several processes of such a run, one (`is_main`) locks it."""
+    """One run of one command in one folder. If a run has several processes, one (`is_main`) locks the folder."""
 
     def __init__(self, out: str | Path, *, executor: Executor | None = None, is_main: bool = True) -> None:
         self.out = Path(out)
@@ -186,15 +185,15 @@ class Job:
         self._lock.__exit__(kind, error, trace)
 
     def write_settings(self, settings: Any) -> None:
-        """Write settings.toml: not before they are known to be those of the work that is there."""
+        """Write settings.toml. Call it only after the settings were checked against earlier work in the folder."""
         write_text(self.out / "settings.toml", to_toml(settings))
 
     def once(self, name: str, make: Callable[[], Any], **inputs: Any) -> Any:
-        """A result in the JSON file `name`, made unless it was made from equal inputs before."""
+        """The result in `name`.json; `make` is called unless the file was made from the same inputs."""
         return once(self.out / f"{name}.json", content_key(inputs), make)
 
     def folder(self, name: str, make: Callable[[Path], object], **inputs: Any) -> Path:
-        """A folder that `make` fills, unless it was filled from equal inputs before."""
+        """The folder `name`; `make` fills it unless it was filled from the same inputs before."""
         path = self.out / name
         made_from = json.loads(json.dumps(inputs, default=_plain))
         if self.made_from(name) != made_from:
@@ -204,7 +203,7 @@ class Job:
         return path
 
     def made_from(self, name: str) -> dict[str, Any] | None:
-        """The inputs that a folder was filled from; None if it was not, or not to the end."""
+        """The inputs that a folder was filled from; None if it was not filled completely."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             found = json.loads((self.out / name / MADE_FROM).read_text(encoding="utf-8"))
             return found if isinstance(found, dict) else None
@@ -214,9 +213,9 @@ class Job:
         return self.out / "journal" / f"{file_name(name)}.jsonl"
 
     def forget(self, name: str) -> None:
-        """Remove the journal of a `map` whose results are kept elsewhere."""
+        """Remove the journal of a `map` whose results are stored elsewhere."""
         self._journal(name).unlink()
-        with contextlib.suppress(OSError):  # there are others
+        with contextlib.suppress(OSError):  # other journals are there
             self._journal(name).parent.rmdir()
 
     def map(
@@ -235,23 +234,24 @@ class Job:
         begin: Callable[[Collection[str]], None] = lambda _: None,
         hear: Callable[[Any], str] = lambda _: "",
     ) -> Mapped[Result]:
-        """Do what is not done yet of some items, and give the results of all.
+        """Process the items that are not done yet, and return the results of all.
 
         Args:
-            act: does a chunk of items with what a worker holds; it generates a `Finished` for each item as soon as it
-                is done, and whatever else `hear` hears.
-            items: by their keys. Chunks are cut from the whole of them, so an item is done beside the same others
-                however often the job was stopped.
-            name: names the journal, and the work in messages.
+            act: processes a chunk of items with the state of a worker; a generator that yields a `Finished` for each
+                item as soon as it is done, and any other events for `hear`.
+            items: by their keys. Chunks are cut from all items, so an item is always processed together with the same
+                others, however often the job was stopped.
+            name: the name of the journal, and of the work in messages.
             verb: what is done with an item: "searched".
             unit: what the items are: "problems".
-            workers: those who do it.
-            made_with: what all results follow from; a journal of others is refused.
+            workers: where the items are processed.
+            made_with: the settings behind all results; a journal with other settings is an error.
             kind: the type of a result.
-            chunk: how many items are done together.
-            made_from: for each item a hash of what its result follows from besides; an item that changed is done again.
-            begin: called with the keys of what is done already, if something is left to do.
-            hear: called with everything that `act` generates; gives what is shown beside the progress bar.
+            chunk: the number of items that are processed together.
+            made_from: a hash of each item's own inputs; an item whose hash changed is processed again.
+            begin: a callback that gets the keys of the finished items before the work starts; not called if no work
+                is left.
+            hear: a callback for everything that `act` yields; returns the text beside the progress bar.
         """
         made_from = made_from or dict.fromkeys(items, "")
         with Journal(self._journal(name), made_with, kind) as journal:
@@ -259,13 +259,13 @@ class Job:
             for key in changed:
                 del journal.done[key]
             if changed:
-                say(f"{len(changed):,} {unit}, {name}, have other answers, tests or steps now: {verb} again")
+                say(f"{len(changed):,} {unit}, {name}, have new answers, tests or steps: {verb} again")
             keys, chunks = list(items), list[Chunk[Mapping[str, Item]]]()
             for start in range(0, len(keys), chunk):
                 some = keys[start : start + chunk]
                 if left := [key for key in some if key not in journal.done]:
-                    # This process does what is left, and loses nothing. Workers elsewhere give whole chunks back and do
-                    # them again as a whole: what is batched with others differs in its last digits.
+                    # This process journals every item, so it repeats none. Workers elsewhere return whole chunks and
+                    # repeat whole chunks: results depend in their last digits on what they are batched with.
                     work = {key: items[key] for key in (left if isinstance(workers, Here) else some)}
                     chunks.append(Chunk(start, f"{unit} {start + 1} to {start + len(some)}", work, len(left)))
             total = len(items)
@@ -274,8 +274,8 @@ class Job:
                 say(f"Reusing {done:,} of {total:,} {verb} {unit}, {name}")
             if chunks and (idle := workers.num_workers - len(chunks)) > 0:
                 say(
-                    f"Ray: {idle} of {workers.num_workers} workers are idle, since the work left is {len(chunks)} "
-                    f"chunk{'s' * (len(chunks) > 1)}; a smaller --at-once makes more of them, and smaller batches"
+                    f"Ray: {idle} of {workers.num_workers} workers are idle: only {len(chunks)} "
+                    f"chunk{'s' * (len(chunks) > 1)} left; --set at_once=N with a smaller N makes more, smaller chunks"
                 )
             before, started = journal.seconds, time.monotonic()
             with stoppable(lambda: f"with {len(journal.done):,} of {total:,} {unit} {verb}, {name}"):
@@ -293,14 +293,14 @@ class Job:
 
 
 MADE_FROM = "made_from.json"
-"""The file in a folder that says what it was filled from."""
+"""The file in a folder that records the inputs it was filled from."""
 
 KEY = "prism_prm.key"
-"""Under this name the metadata of a Parquet table say what it was made for."""
+"""The metadata field of a Parquet table that holds the key it was made for."""
 
 
 def content_key(*parts: Any) -> str:
-    """12 hexadecimal digits of plain values and settings (dataclasses): equal for equal content."""
+    """A hash of plain values and settings (dataclasses): 12 hexadecimal digits, equal for equal content."""
     text = json.dumps(parts, sort_keys=True, default=_plain)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
@@ -313,7 +313,7 @@ def _plain(value: Any) -> Any:
 def refuse_changes(
     where: str | Path, before: Mapping[str, Any], now: Mapping[str, Any], *, free: Collection[str] = ()
 ) -> None:
-    """An error that names the settings that differ; those that are `free` change no result."""
+    """Raise ConfigError with the settings that differ, except those in `free`, which change no result."""
     old, new = _flat(before), _flat(now)
     names = [name for name in {**old, **new} if name not in free and old.get(name) != new.get(name)]
     if names:
@@ -333,7 +333,7 @@ def _flat(settings: Mapping[str, Any], section: str = "") -> dict[str, Any]:
 
 
 def once(path: str | Path, key: str, make: Callable[[], Any]) -> Any:
-    """A result in a JSON file, made unless it was made for this key before."""
+    """The result in a JSON file; `make` is called unless the file was made for this key."""
     path = Path(path)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         made = json.loads(path.read_text(encoding="utf-8"))
@@ -344,20 +344,20 @@ def once(path: str | Path, key: str, make: Callable[[], Any]) -> Any:
 
 
 def is_made_for(table: str | Path, key: str) -> bool:
-    """Whether a Parquet table for this key exists; one that cannot be read is made again."""
+    """Whether a readable Parquet table for this key exists."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         metadata = pq.read_metadata(table).metadata or {}
-    except (OSError, pa.ArrowException, UnicodeDecodeError):  # half a file, or damaged names
+    except (OSError, pa.ArrowException, UnicodeDecodeError):  # missing or damaged
         return False
     return bool(metadata.get(KEY.encode()) == key.encode())
 
 
 @contextlib.contextmanager
 def stoppable(resumed: Callable[[], str]) -> Iterator[None]:
-    """When the block is stopped (Ctrl-C), say where it resumes: "from update 20". Outer blocks add to it."""
+    """On Ctrl-C, add a note about where the block resumes, e.g. "from update 20". Outer blocks add theirs."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -367,15 +367,15 @@ def stoppable(resumed: Callable[[], str]) -> Iterator[None]:
 
 
 class Journal(Generic[T]):
-    """Records under keys, appended as they are made; it opens only onto work that was made in the same way."""
+    """An append-only file of records by key. Opening one that was made with other settings is an error."""
 
     def __init__(self, path: str | Path, made_with: Mapping[str, Any], kind: type[T]) -> None:
         self.path = Path(path)
         self.done: dict[str, T] = {}
         self.made_from: dict[str, str] = {}
-        """For each record a hash of what it was made from."""
+        """A hash of the inputs of each record."""
         self.seconds = 0.0
-        """The time until the last record was made."""
+        """The total time when the last record was added."""
         made = msgspec.to_builtins(made_with)
         self._lines = JsonLines(self.path, sync=True)
         try:
@@ -387,11 +387,11 @@ class Journal(Generic[T]):
             before = dict(first["made_with"])
         except (DataError, msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{self.path}: not a journal of this work, or one of an earlier version ({error}). Name another --out."
+                f"{self.path}: not a journal of this work, or from an earlier version ({error}). Name another --out."
             ) from error
         if self.done:
             refuse_changes(self.path, before, made)
-        else:  # what has done nothing yet may be changed
+        else:  # without records, the settings may change
             self._lines.rewrite([{"made_with": made}])
 
     def append(self, key: str, record: T, made_from: str = "", seconds: float = 0.0) -> None:
@@ -409,16 +409,16 @@ class Journal(Generic[T]):
 
 
 LOCK = ".lock"
-"""The file in a folder that says that it is in use; what it holds is of no meaning."""
+"""The lock file of a folder; its content has no meaning."""
 
 
 @contextlib.contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """Lock a folder, created if needed, while the block runs; a PrismError if another process holds it.
+    """Lock a folder while the block runs, creating it if needed; PrismError if another process holds the lock.
 
-    What killed processes have left half-written anywhere in the folder is removed.
-    The system releases the lock however a process ends. Where Python has no `fcntl` (Windows), a lock file is used
-    instead: a killed process leaves it behind, and the message says to remove it.
+    Partial files that killed processes left anywhere in the folder are removed. The system releases the lock however
+    a process ends. Without `fcntl` (Windows) the lock is the file itself: a killed process leaves it behind, and the
+    message asks the user to remove it.
     """
     if Path(folder).is_file():
         raise ConfigError(f"{folder} is a file; name a folder for the output")
@@ -430,10 +430,7 @@ def locked(folder: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_file(path: str | Path) -> Iterator[None]:
-    """The same for one file that will be written; the others of its folder are free.
-
-    What a killed process has left of the file is removed.
-    """
+    """Lock one file that will be written; partial copies of it that killed processes left are removed."""
     path = Path(path)
     message = f"{path}: another process is writing it; wait for it, or name another --out."
     with _held(path.with_name(f".{path.name}{LOCK}"), message):
@@ -443,7 +440,7 @@ def locked_file(path: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(lock: Path, message: str) -> Iterator[None]:
-    """Hold a lock file; neither it nor folders that were made for it alone stay behind."""
+    """Hold a lock file; afterwards it is removed, and so are folders that were created only for it."""
     made = [folder for folder in lock.parents if not folder.exists()]
     with writing(lock.parent):
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -467,7 +464,7 @@ def _system_lock(path: Path, message: str) -> Iterator[None]:
             except BlockingIOError:
                 raise PrismError(message) from None
             if not _is_still(path, lock.fileno()):
-                continue  # whoever held it before has removed it, after we had opened it
+                continue  # the previous holder removed it after we opened it
             try:
                 yield
             finally:

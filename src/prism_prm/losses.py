@@ -1,8 +1,8 @@
 """The objectives: losses on a PRM's log-odds, per pair or per step.
 
-Every function takes log-odds (probability = sigmoid) and returns one loss per pair or step, never a mean: how many
-pairs make an update is decided by the sampler, not here. Shapes: P pairs, N steps. torch is imported where it is used,
-so that a recipe is read without it.
+Every function takes log-odds (probability = sigmoid) and returns one loss per pair or step, never a mean: the sampler
+decides how many pairs make an update. Shapes: P pairs, N steps. torch is imported where it is used, so that recipes can
+be read without it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Objective:
-    """Section [objective]: what training minimises."""
+    """Section [objective]: what training minimizes."""
 
     name: Literal["sc", "bce", "hybrid"] = "sc"
     """`sc`: the step-contrastive loss −log σ(r⁺ − r⁻). `bce`: pointwise cross-entropy. `hybrid`: their sum."""
     on: Literal["pairs", "labels"] = "pairs"
-    """What to train on: `pairs`, or (only with `bce`) `labels`, every labelled step once, hard or soft."""
+    """What to train on: `pairs`, or (only with `bce`) `labels`, every labeled step once, hard or soft."""
     space: Literal["probability", "log-odds"] = "probability"
     """What r is in `sc`. With probability (the paper) the loss stays above −log σ(1) = 0.313; with log-odds it has no
     floor."""
@@ -56,7 +56,7 @@ class Objective:
         return self._contrastive(chosen_P, rejected_P) + self.anchor_weight * pointwise_P
 
     def of_steps(self, log_odds_N: Tensor, label_N: Tensor) -> Tensor:
-        """The loss of each labelled step (`on = "labels"`)."""
+        """The loss of each labeled step (`on = "labels"`)."""
         return pointwise(log_odds_N, label_N, self.positive_weight, self.negative_weight)
 
     def _contrastive(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:

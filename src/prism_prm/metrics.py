@@ -1,8 +1,8 @@
 """Metrics of step scores, as pure functions of numpy arrays; NaN means "no data", never a silent zero.
 
-A step is judged good iff its score is greater than the threshold, strictly. The positive class is the right step, so
-a false positive is a wrong step that was judged good. In order: what follows from TP, FP, TN and FN, what needs no
-threshold (rankings), what is counted per solution (first errors, ProcessBench), and shifts of the log-odds.
+A step is judged good iff its score is strictly greater than the threshold. The positive class is the right step, so a
+false positive is a wrong step that was judged good. In order: rates from TP, FP, TN and FN; rankings, which need no
+threshold; metrics per solution (first errors, ProcessBench); shifts of the log-odds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.stats import ClusterDraws
 
-# Counts: every function takes arrays (..., 4) of [TP, FP, TN, FN] and keeps leading axes, so the counts of a thousand
-# bootstrap draws go through the same function as one table's.
+# Counts: every function takes arrays (..., 4) of [TP, FP, TN, FN] and keeps leading axes, so that one call handles the
+# counts of one table or of a thousand bootstrap draws.
 
 TP, FP, TN, FN = range(4)
 
 
 def confusion(right: Bools, good: Bools) -> Floats:
-    """(steps, 4): a one in the column each step falls in."""
+    """(steps, 4): a one in the column of each step."""
     return np.stack([right & good, ~right & good, ~right & ~good, right & ~good], axis=-1).astype(np.float64)
 
 
@@ -39,17 +39,17 @@ def ratio(part: Floats, whole: Floats) -> Floats:
 
 
 def fpr(counts: Floats) -> Floats:
-    """Wrong steps judged good, of all wrong steps."""
+    """The share of wrong steps that were judged good."""
     return ratio(counts[..., FP], counts[..., FP] + counts[..., TN])
 
 
 def fnr(counts: Floats) -> Floats:
-    """Right steps judged bad, of all right steps."""
+    """The share of right steps that were judged bad."""
     return ratio(counts[..., FN], counts[..., FN] + counts[..., TP])
 
 
 def precision(counts: Floats) -> Floats:
-    """Right steps, of all that were judged good."""
+    """The share of right steps among those that were judged good."""
     return ratio(counts[..., TP], counts[..., TP] + counts[..., FP])
 
 
@@ -64,7 +64,7 @@ def negative_f1(counts: Floats) -> Floats:
 
 
 def accuracy(counts: Floats) -> Floats:
-    """Steps judged as they are, of all steps."""
+    """The share of steps that were judged correctly."""
     return ratio(counts[..., TP] + counts[..., TN], counts.sum(axis=-1))
 
 
@@ -75,7 +75,7 @@ def _share(part: Floats, whole: Floats) -> Floats:
 
 
 def prmbench_f1(hits: Floats, precision_whole: Floats, recall_whole: Floats) -> Floats:
-    """F1 with PRMBench's own rule, that any 0/0 on the way counts as −1, also precision + recall = 0."""
+    """F1 with PRMBench's rule that every 0/0 counts as −1, including precision + recall = 0."""
     precise, recalled = _share(hits, precision_whole), _share(hits, recall_whole)
     total = precise + recalled
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -109,7 +109,7 @@ RATES: dict[str, Callable[[Floats], Floats]] = {
 
 
 def calibration_gaps(right: Bools, probability: Floats, num_bins: int = 10) -> Floats:
-    """(steps, bins): probability minus truth, in the column of the equally wide bin the probability falls in."""
+    """(steps, bins): probability minus truth, in the column of the probability's bin; bins have equal width."""
     column = np.minimum((probability * num_bins).astype(np.int64), num_bins - 1)
     gaps = np.zeros((len(right), num_bins))
     gaps[np.arange(len(right)), column] = probability - right
@@ -119,13 +119,13 @@ def calibration_gaps(right: Bools, probability: Floats, num_bins: int = 10) -> F
 def calibration_error(gap_sums: Floats, num_steps: Floats) -> Floats:
     """Expected calibration error: |mean probability − share of right steps| per bin, weighted by the bin's steps.
 
-    With sums per bin this is Σ|Σ gap| / steps, whatever the draw.
+    With sums per bin this is Σ|Σ gap| / steps, for every bootstrap draw.
     """
     return ratio(np.abs(gap_sums).sum(axis=-1), num_steps)
 
 
-# Rankings: ties count half. Steps are sorted once. A bootstrap draw then is a weight per step, and every metric follows
-# from the weighted cumulative counts of right and wrong steps from the highest score down.
+# Rankings: ties count half. Steps are sorted once. A bootstrap draw is then a weight per step, and every metric is a
+# function of the weighted cumulative counts of right and wrong steps, from the highest score down.
 
 
 def _product_sum(a: Floats, b: Floats) -> float:
@@ -148,7 +148,7 @@ def _auprc(tp: Floats, fp: Floats) -> float:
 
 
 def _auprc_errors(tp: Floats, fp: Floats) -> float:
-    """The same with wrong steps as what is to be found: the lowest scores first."""
+    """Average precision with wrong steps as the positive class: the lowest scores come first."""
     return _auprc(fp[-1] - fp[::-1], tp[-1] - tp[::-1])
 
 
@@ -176,7 +176,7 @@ RANKINGS: dict[str, Callable[[Floats, Floats], float]] = {
 
 @dataclass(frozen=True)
 class Ranking:
-    """Steps sorted by falling score, ready for any weights."""
+    """Steps sorted by descending score, for any weights."""
 
     order: Ints
     right: Ints
@@ -184,11 +184,11 @@ class Ranking:
     ends: Ints
     """Where each run of equal scores ends: the only places a threshold can cut."""
     scores: Floats
-    """The distinct scores, falling."""
+    """The distinct scores, descending."""
 
     @classmethod
     def of(cls, right: Bools, scores: Floats) -> Ranking:
-        """Sort once."""
+        """Sort the steps."""
         order = np.argsort(-scores, kind="stable")
         ranked = scores[order]
         ends = np.append(np.flatnonzero(np.diff(ranked)) + 1, len(ranked)) if len(ranked) else np.zeros(0, np.int64)
@@ -206,7 +206,7 @@ class Ranking:
         return tp, fp
 
     def metrics(self) -> dict[str, float]:
-        """Every metric of RANKINGS; NaN without both right and wrong steps."""
+        """Every metric of RANKINGS; NaN unless there are both right and wrong steps."""
         if len(self.order) == 0:
             return dict.fromkeys(RANKINGS, np.nan)
         tp, fp = self.cumulative()
@@ -225,7 +225,7 @@ class Ranking:
         return dict(zip(names, values, strict=True))
 
     def error_curve(self, thresholds: Floats) -> tuple[Floats, Floats]:
-        """FPR and FNR where a step is good iff its score > threshold."""
+        """FPR and FNR at each threshold; a step is good iff its score > threshold."""
         tp, fp = self.cumulative()
         above = np.searchsorted(-self.scores, -thresholds, side="left")
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -235,8 +235,8 @@ class Ranking:
 def threshold_for_tpr(right: Bools, scores: Floats, target: float) -> float:
     """The highest threshold at which at least `target` of the right steps score above it; NaN without right steps.
 
-    It lies halfway between two observed scores, so that it does not hang on the last bit of either; at the lower one
-    where no number lies between them.
+    It lies halfway between two observed scores, so that it does not depend on the last bit of either; if no number
+    lies between them, it is the lower one.
     """
     positives = np.sort(scores[right])[::-1]
     if len(positives) == 0:
@@ -257,7 +257,7 @@ def pairwise_accuracy(chosen: Floats, rejected: Floats) -> Floats:
 
 
 def pairwise_by_margin(chosen: Floats, rejected: Floats, edges: Floats, margins: Floats | None = None) -> list[Ints]:
-    """The pairs in each bin [edge, next edge) of |margin|; the last bin holds its upper edge too.
+    """The pairs in each bin [edge, next edge) of |margin|; the last bin includes its upper edge.
 
     The margin is the scores' own difference unless `margins` gives another (a true one, or another model's).
     """
@@ -267,10 +267,10 @@ def pairwise_by_margin(chosen: Floats, rejected: Floats, edges: Floats, margins:
     return [np.flatnonzero(inside & (bins == i)) for i in range(len(edges) - 1)]
 
 
-# Solutions: their steps lie in one array, solution after solution; `starts` says where each begins.
+# Solutions: their steps are in one array, solution after solution; `starts` are the indices of their first steps.
 
 OUTCOMES = ("exact", "early", "late", "missed")
-"""How a solution's first error was judged: found, an earlier step blamed, a later one, or none."""
+"""How a solution's first error was judged: found, an earlier step flagged, a later one, or none."""
 
 
 def first_bad(bad: Bools, starts: Ints) -> Ints:
@@ -286,7 +286,7 @@ def first_bad(bad: Bools, starts: Ints) -> Ints:
 
 
 def first_error_outcomes(gold: Ints, predicted: Ints) -> Floats:
-    """(solutions, 4): a one under the outcome of each solution that has an error, nothing for the others."""
+    """(solutions, 4): a one under the outcome of each solution that has an error, zeros for the others."""
     wrong = gold >= 0
     flagged = predicted >= 0
     return np.stack(
@@ -309,7 +309,7 @@ def processbench_tallies(gold: Ints, predicted: Ints) -> Floats:
 def processbench_rates(tallies: Floats) -> dict[str, Floats]:
     """acc_error, acc_correct and their harmonic mean F1 of summed tallies (..., 4).
 
-    F1 is NaN without solutions of both kinds, and 0 where both accuracies are 0: that is a score, not a lack of data.
+    F1 is NaN unless there are solutions with and without errors. It is 0 if both accuracies are 0.
     """
     acc_error = ratio(tallies[..., 1], tallies[..., 0])
     acc_correct = ratio(tallies[..., 3], tallies[..., 2])
@@ -318,15 +318,15 @@ def processbench_rates(tallies: Floats) -> dict[str, Floats]:
     return {"acc_error": acc_error, "acc_correct": acc_correct, "f1": f1}
 
 
-# A shifted PRM: all its log-odds plus one constant, fitted so that it errs as often as another PRM. Moving the log-odds
-# by s and judging at the threshold t equals judging the old scores at sigmoid(logit(t) − s). The order of the steps
-# stays, so a fit chooses one of the places where a threshold can cut the ranking, and needs no log-odds. Scores of
-# exactly 0 and 1 have infinite log-odds: no shift moves them.
+# A shifted PRM: all its log-odds plus a constant, fitted so that its error rate equals another PRM's. Shifting the
+# log-odds by s and judging at the threshold t equals judging the original scores at sigmoid(logit(t) − s). The order of
+# the steps stays the same, so a fit only chooses where to cut the ranking. Scores of exactly 0 and 1 have infinite
+# log-odds: no shift moves them.
 
 MATCHES = {"fnr": (TP, FP), "fpr": (FP, TP)}
-"""The rate to match → the count that decides it, and the other one. Labels are shared: equal counts are equal rates."""
+"""The rate to match → its count, and that of the other rate. Labels are shared, so equal counts are equal rates."""
 _INSIDE = 1e-6
-"""How far inside its only bound a shift is put, so that rounding does not undo it."""
+"""The distance of a shift from its only bound, so that rounding does not undo it."""
 
 
 def log_odds(probability: Floats | float) -> Floats:
@@ -337,13 +337,13 @@ def log_odds(probability: Floats | float) -> Floats:
 
 @dataclass(frozen=True)
 class Shifts:
-    """All verdicts that a shift can give: some number of the distinct scores, from the highest down, is judged good."""
+    """All verdicts that a shift can give: the k highest distinct scores are judged good, for every possible k."""
 
     ranking: Ranking
 
     @classmethod
     def of(cls, right: Bools, scores: Floats) -> Shifts:
-        """Sort once."""
+        """Sort the steps."""
         return cls(Ranking.of(right, scores))
 
     @cached_property
@@ -361,19 +361,19 @@ class Shifts:
         return counts
 
     def amounts(self, threshold: float) -> Floats:
-        """Per cut a shift of the log-odds that makes it at this threshold: 0 where that does, else amid all that do."""
+        """Per cut a shift of the log-odds that makes it at this threshold: 0 if that works, else the middle one."""
         at, own = log_odds(threshold), log_odds(self.ranking.scores)
         low, high = at - np.append(np.inf, own)[self.cuts], at - np.append(own, -np.inf)[self.cuts]
-        amid = np.where(np.isinf(low), high - _INSIDE, np.where(np.isinf(high), low + _INSIDE, low / 2 + high / 2))
-        return np.where((low < 0) & (high >= 0), 0.0, amid)
+        middle = np.where(np.isinf(low), high - _INSIDE, np.where(np.isinf(high), low + _INSIDE, low / 2 + high / 2))
+        return np.where((low < 0) & (high >= 0), 0.0, middle)
 
     def fit(self, weights: Iterable[Ints], clusters: Ints, others_RO4: Floats) -> tuple[Ints, Floats]:
-        """In each of R resamples the cut that comes nearest to each of O other PRMs in each rate to match.
+        """In each of R resamples, the cut nearest to each of O other PRMs in each rate of MATCHES.
 
-        `weights` says how often each cluster is in a resample, `clusters` which one a step belongs to (in the original
-        order). The labels being shared, counts are matched exactly unless scores are tied, at 0 and 1 or elsewhere. Of
-        several cuts that are equally near, the one nearest in the other rate counts: what a shift can do is not taken
-        for more than a shift. Returns (R, O, rates) indices into `cuts`, and the (R, O, rates, 4) counts there.
+        `weights` is how often each cluster is in a resample, `clusters` the cluster of each step (in the original
+        order). Labels are shared, so counts match exactly unless scores are tied. Of equally near cuts, the one nearest
+        in the other rate is chosen, so that nothing is credited to training that a shift could do. Returns (R, O,
+        rates) indices into `cuts`, and the (R, O, rates, 4) counts there.
         """
         found = np.empty((*others_RO4.shape[:2], len(MATCHES)), np.int64)
         reached = np.empty((*found.shape, 4))

@@ -1,4 +1,4 @@
-"""Requests to a server that may be slow, busy, broken or gone: deadlines, retries with back-off, plain errors."""
+"""HTTP requests to model servers: timeouts, retries with backoff, and clear errors."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SHOWN = 200
-"""Characters of a strange answer that an error shows."""
+"""Characters of an unexpected answer that an error shows."""
 LONGEST_WAIT = 60.0
 SECONDS_TO_CONNECT = 10.0
 SECONDS_TO_CLOSE = 60.0
 MOST_BYTES = 64 * 2**20
 """The size limit of one answer; a server that sends more is broken."""
 BUSY = (408, 425, 429)
-"""Statuses that ask for a retry, as all from 500 on do."""
+"""Statuses below 500 that are retried; all from 500 on are."""
 _TOO_LONG = re.compile(
     r"context[ _-]?(length|size|window)|maximum (model|input|sequence) length|(prompt|input) is too long"
     r"|too many (input )?tokens",
     re.IGNORECASE,
 )
-"""How vLLM, SGLang, llama.cpp and OpenAI say that a text does not fit."""
+"""How vLLM, SGLang, llama.cpp and OpenAI report that a text does not fit."""
 
 
 class ServerError(PrismError):
-    """A server that cannot be reached, or does not do what was asked."""
+    """A server that cannot be reached, or fails a request."""
 
     def __init__(self, message: str, *, status: int = 502) -> None:
         super().__init__(message)
         self.status = status
-        """What a gateway before it would answer: 502 if it is gone or broken, 503 if it is busy, 504 if it is slow."""
+        """The status a gateway would return: 502 if the server is down or broken, 503 if it is busy, 504 if slow."""
 
 
 class TooMuchError(ServerError):
-    """A request that is too large for the server, or takes it too long."""
+    """A request that is too large or too slow for the server."""
 
 
 class TooLongError(TooMuchError):
@@ -59,13 +59,13 @@ class TooLongError(TooMuchError):
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a request failed that a retry may fix."""
+    """A failure that a retry may fix."""
 
     problem: str
     status: int = 502
-    """As ServerError has it."""
+    """As in ServerError."""
     wait: float = 0.0
-    """Seconds that the server asks us to wait."""
+    """Seconds to wait, from Retry-After."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +75,19 @@ class RetryPolicy:
     timeout: Positive = 300.0
     """Seconds to wait for one complete answer from the server."""
     retries: Natural = 5
-    """How often a failed request is retried. Waits that a busy server asks for count only after the time-out."""
+    """How often a failed request is retried. Waits that a busy server asks for count only after the timeout."""
     backoff: NotNegative = 1.0
-    """Seconds before the first retry. Each further wait is twice as long."""
+    """Seconds before the first retry. Every further wait is twice as long."""
 
     def __post_init__(self) -> None:
         check(self)
 
 
 class Server:
-    """The address of an API; its key is in the environment, under the name `key_variable`.
+    """An API at an address; its key is read from the environment variable `key_variable`.
 
-    Requests run in an event loop in a thread of its own, so that this also works where another loop is running (in a
-    notebook), and a request that hangs delays neither an error nor the end of the program.
+    Requests run in an event loop in a separate thread. So it also works where a loop is already running (in a
+    notebook), and a request that hangs blocks neither errors nor the end of the program.
     """
 
     def __init__(self, url: str, retry: RetryPolicy, concurrency: int, *, key_variable: str) -> None:
@@ -100,7 +100,7 @@ class Server:
         self.num_retries = 0
         """How many requests were retried."""
         self._last_problem = ""
-        # Held here and by the client alone, so that no record of ours can hold it.
+        # Kept here and in the client only, so that no record or log can contain it.
         self._key = os.environ.get(key_variable, "").strip()
         if not (self._key.isascii() and self._key.isprintable()):
             raise ServerError(f"the key in ${key_variable} contains a line break or another invalid character")
@@ -108,24 +108,24 @@ class Server:
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(None, connect=min(SECONDS_TO_CONNECT, retry.timeout)),
             limits=httpx.Limits(max_connections=concurrency),
-            verify=self.url.scheme == "https",  # reading all certificates takes long, and plain HTTP needs none
+            verify=self.url.scheme == "https",  # loading all certificates is slow, and plain HTTP needs none
         )
         self._turns = asyncio.Semaphore(concurrency)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="requests", daemon=True).start()
 
     def close(self) -> None:
-        """End all connections; logs how many requests were retried."""
+        """Close all connections; logs how many requests were retried."""
         if self.num_retries:
             log.warning(
                 "%s: requests retried: %d, the last after: %s", self.shown, self.num_retries, self._last_problem
             )
-        with contextlib.suppress(TimeoutError):  # whatever was asked for is here; the process's end closes the rest
+        with contextlib.suppress(TimeoutError):  # all answers have arrived; the end of the process closes the rest
             asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(SECONDS_TO_CLOSE)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def together(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """The results of all, in order; the first error ends the others."""
+        """Run coroutines concurrently; returns their results in order. The first error cancels the others."""
 
         async def gather() -> list[T]:
             tasks = [asyncio.ensure_future(one) for one in work]
@@ -150,9 +150,9 @@ class Server:
         *,
         can_split: bool = False,
     ) -> T:
-        """What `read` makes of the JSON object that answers; it raises ValueError if the answer makes no sense.
+        """Send a request and return `read(answer)`; `read` raises ValueError if the JSON object makes no sense.
 
-        With `can_split` a request that takes the server too long is a TooMuchError at once.
+        With `can_split`, a request that times out raises TooMuchError at once instead of being retried.
         """
         where = f"{method} {self.shown}{path}"
         wait = self.retry.backoff
@@ -168,19 +168,19 @@ class Server:
                     return read(answer)
                 except ValueError as error:
                     answer = _Failure(self._without_key(str(error)))
-            # A busy server that says when to come back is healthy, so for a while its waits use up no retries.
+            # A busy server that sends Retry-After is healthy, so for a while its waits use up no retries.
             now = asyncio.get_running_loop().time()
             honored_until = now + self.retry.timeout if honored_until is None else honored_until
             honors_retry_after = answer.status == 503 and answer.wait > 0 and now < honored_until
             if not left and not honors_retry_after:
                 raise ServerError(
-                    f"{where}: {answer.problem} ({tries} tries). Check the server and rerun the "
-                    "same command to resume.",
+                    f"{where}: {answer.problem} ({tries} tries). Check the server and rerun the same command to "
+                    "resume.",
                     status=answer.status,
                 )
             self.num_retries += 1
             self._last_problem = answer.problem
-            # With jitter, so that many requests do not all come back at once.
+            # Jitter, so that many requests do not all come back at once.
             await asyncio.sleep(min(LONGEST_WAIT, max(answer.wait, wait * random.uniform(0.75, 1.25))))
             if not honors_retry_after:
                 left, wait = left - 1, 2 * wait
@@ -191,7 +191,7 @@ class Server:
         """The answer, or why it failed; raises if a retry is pointless."""
         seconds = self.retry.timeout
         try:
-            # One deadline for all of it: a server that sends a byte now and then must not hold us for good.
+            # One deadline for the whole answer: a server that sends a byte now and then must not block us forever.
             async with (
                 asyncio.timeout(seconds),
                 self._client.stream(method, f"{self.url}{path}", json=body) as response,
@@ -207,9 +207,9 @@ class Server:
             return _Failure(f"no answer within {seconds:g} seconds", 504)
         except httpx.HTTPError as error:
             return _Failure(f"no connection ({type(error).__name__}: {self._without_key(str(error))})")
-        # Some gateways repeat the key that they were sent.
-        status, said = response.status_code, self._without_key(data.decode("utf-8", "replace"))
-        text = said if len(said) <= SHOWN else said[:SHOWN] + "…"
+        # Some gateways echo the key.
+        status, body_text = response.status_code, self._without_key(data.decode("utf-8", "replace"))
+        text = body_text if len(body_text) <= SHOWN else body_text[:SHOWN] + "…"
         if status == 504 and can_split:
             raise TooMuchError(f"{where}: status {status}: {text}", status=504)
         if status in BUSY or status >= 500:
@@ -222,10 +222,10 @@ class Server:
         if status in (401, 403):
             raise ServerError(f"{where}: status {status}; is the key in ${self.key_variable} correct for this server?")
         if response.has_redirect_location:
-            # Not followed: the key is for the server that the user named.
+            # Not followed: the key is only for the server that the user named.
             target = self._without_key(_without_secrets(response.url.join(response.headers["Location"])))
             raise ServerError(f"{where}: status {status}, a redirect to {target}; give that address instead")
-        if status == 413 or (status == 400 and _TOO_LONG.search(said)):
+        if status == 413 or (status == 400 and _TOO_LONG.search(body_text)):
             raise TooLongError(f"{where}: status {status}: {text}")
         if status >= 400:
             raise ServerError(f"{where}: status {status}: {text}")
@@ -242,10 +242,10 @@ class Server:
 
 
 def server_address(url: str) -> httpx.URL:
-    """The URL of a server, if it is one."""
+    """Parse the URL of a server; ServerError if it is not one."""
     try:
         address = httpx.URL(url.rstrip("/"))
-    except (httpx.InvalidURL, ValueError, TypeError):  # httpx raises all three for ports that are no numbers
+    except (httpx.InvalidURL, ValueError, TypeError):  # httpx raises all three for ports that are not numbers
         address = httpx.URL("")
     if address.scheme not in ("http", "https") or not address.host or not 0 < (address.port or 80) < 2**16:
         raise ServerError(f"{url!r} is not the address of a server; expected e.g. http://localhost:8000/v1")

@@ -1,4 +1,4 @@
-"""Places that users name: checked before long work, first locally, and on the hub only if the name can be a hub id."""
+"""Check the names, paths and hub ids that users give, before any long work starts."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ _FILE_ENDINGS = (
     ".csv", ".gz", ".html", ".json", ".jsonl", ".log", ".md", ".parquet", ".pdf", ".png", ".safetensors", ".svg",
     ".toml", ".tsv", ".txt", ".xlsx", ".yaml", ".yml", ".zip",
 )  # fmt: skip
-"""Names that end so are meant as files."""
-
+"""A name with one of these endings is meant as a file."""
 
 _ALIKE = 0.7
-"""How alike a name must be to be offered for another."""
+"""The similarity at which an existing name is suggested for a missing one."""
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name can be a hub id, and is not a mistyped path: `owner/name`, where `owner` is not a local folder."""
+    """Whether a name can be a hub id, not a mistyped path: `owner/name`, where `owner` is not a local folder."""
     return _HUB_ID.fullmatch(name) is not None and not Path(name.split("/")[0]).exists()
 
 
 def nearest(place: str | Path) -> str:
-    """ "Did you mean …?" with an existing name like the missing one; "" if there is none."""
+    """ "Did you mean …?" with existing names that are similar to the missing one; "" if there are none."""
     path = Path(place)
     for parent in path.parents:
         if parent.is_dir():
@@ -42,23 +41,24 @@ def nearest(place: str | Path) -> str:
                 names = [one.name for one in parent.iterdir() if not one.name.startswith(".")]
             except OSError:
                 return ""
-            close = sorted((-_likeness(missing, name), name) for name in names if _likeness(missing, name) >= _ALIKE)
+            similar = ((_similarity(missing, name), name) for name in names)
+            close = sorted((-similarity, name) for similarity, name in similar if similarity >= _ALIKE)
             return f" Did you mean {' or '.join(str(parent / name) for _, name in close[:3])}?" if close else ""
     return ""
 
 
 def is_offline() -> bool:
-    """Whether the user has said that the hub is not to be asked."""
+    """Whether HF_HUB_OFFLINE is set."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
-def _likeness(a: str, b: str) -> float:
-    """From 0 to 1; an ending that many files share says nothing."""
+def _similarity(a: str, b: str) -> float:
+    """From 0 to 1, without file endings: many files share theirs."""
     return difflib.SequenceMatcher(None, Path(a).stem.lower(), Path(b).stem.lower()).ratio()
 
 
 def no_connection() -> str:
-    """Why the hub cannot be reached, or "": its own client would try for half a minute first."""
+    """Why the hub cannot be reached, or "". A quick check: the hub's client would retry for half a minute."""
     if is_offline():
         return "HF_HUB_OFFLINE is set"
     import httpx
@@ -73,7 +73,7 @@ def no_connection() -> str:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             found[0] = str(error) or type(error).__name__
 
-    # In a thread, since looking up a name has no time limit of its own.
+    # In a thread, since DNS lookups have no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(SECONDS_TO_REACH)
@@ -81,7 +81,7 @@ def no_connection() -> str:
 
 
 def check_folder(text: str | Path, option: str = "--out") -> Path:
-    """A folder to write into, which need not be there yet."""
+    """Check a folder to write into, which need not exist yet."""
     path = _given(text, option, "folder")
     if path.is_file():
         raise ConfigError(f"{option} {text}: is a file; name a folder")
@@ -92,7 +92,7 @@ def check_folder(text: str | Path, option: str = "--out") -> Path:
 
 
 def check_file(text: str, ending: str, option: str = "--out") -> Path:
-    """A file to write, whose name must say what it is."""
+    """Check a file to write, which must have this ending."""
     path = _given(text, option, "file")
     if path.is_dir():
         raise ConfigError(f"{option} {text}: is a directory; name a file, e.g. {path / f'name{ending}'}")
@@ -100,7 +100,7 @@ def check_file(text: str, ending: str, option: str = "--out") -> Path:
         raise ConfigError(f"{option} {text}: the file will be {ending}; name it e.g. {path.with_suffix(ending)}")
     _check_writable(path.parent, option)
     if path.exists() and not os.access(path, os.W_OK):
-        raise ConfigError(f"{option} {text}: may not be written; change its permissions or name another file")
+        raise ConfigError(f"{option} {text}: not writable; change its permissions or name another file")
     return path
 
 
@@ -111,24 +111,24 @@ def _given(text: str | Path, option: str, what: str) -> Path:
 
 
 def _check_writable(folder: Path, option: str) -> None:
-    """Refuse a folder that cannot be made or written; nothing is made here."""
+    """Raise ConfigError for a folder that cannot be created or written; creates nothing."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise ConfigError(f"{option} {folder}: {there} is a file, not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option} {folder}: {there} may not be written; change its permissions, or name another.")
+        raise ConfigError(f"{option} {folder}: {there} is not writable; change its permissions, or name another.")
 
 
 _ANY = "surrogatepass"
-"""A path on the command line may be no UTF-8; Python then gives it with half characters in it."""
+"""A path on the command line may not be UTF-8; Python then represents it with lone surrogates."""
 _LONGEST = 120
-"""Bytes of a file name before endings; most file systems end at 255."""
+"""The size limit of a file name without endings, in bytes; most file systems allow 255 in all."""
 
 
 def split_name(given: str) -> tuple[str, str]:
-    """(name, place) of `NAME=PLACE`; the name is "" where none is given, as for a path that itself has a `=`."""
+    """(name, place) of `NAME=PLACE`; the name is "" if none is given, also for an existing path with a `=`."""
     name, equals, place = given.partition("=")
-    if not equals or os.path.exists(given):  # Path.exists raises where a name is too long
+    if not equals or os.path.exists(given):  # Path.exists raises if a name is too long
         return "", given
     if not place:
         raise ConfigError(f"{given!r} names no folder or file; write NAME=PLACE")
@@ -136,7 +136,7 @@ def split_name(given: str) -> tuple[str, str]:
 
 
 def own_name(place: str) -> str:
-    """The last part of a path or hub id; of `.` and `..` that of the folder they stand for; `critic` for a critic."""
+    """The last part of a path or hub id (`.` and `..` are resolved); `critic` for a critic."""
     if place.startswith("critic:"):
         return "critic"
     last = Path(place).name
@@ -144,7 +144,7 @@ def own_name(place: str) -> str:
 
 
 def named_places(given: Sequence[str]) -> dict[str, str]:
-    """Name → place, each given as `NAME=PLACE` or as a place that is its own name."""
+    """Name → place, each given as `NAME=PLACE` or as a plain place, which is then named by its last part."""
     named: dict[str, str] = {}
     for text in given:
         name, place = split_name(text)
@@ -156,14 +156,14 @@ def named_places(given: Sequence[str]) -> dict[str, str]:
 
 
 def check_name(name: str) -> str:
-    """The name, if it can be shown in one line."""
+    """Return the name if it can be shown in one line, else raise ConfigError."""
     if not name.strip() or not name.isprintable():
         raise ConfigError(f"the name {name!r} cannot be shown; a name needs visible characters and no line breaks")
     return name
 
 
 def file_name(name: str) -> str:
-    """The name as one part of a path: different for different names, and never hidden or a way out of the folder."""
+    """The name as a file name: different for different names, never hidden, and never outside of the folder."""
     plain = "".join(char if char.isalnum() or char in "._-+=@ " else quote(char, safe="", errors=_ANY) for char in name)
     plain = f"%2E{plain[1:]}" if plain.startswith(".") else plain
     if len(plain.encode()) <= _LONGEST:

@@ -1,4 +1,4 @@
-"""Values from plug-ins: an installed package declares them as entry points; a user names a file and a value in it."""
+"""Plugins: entry points of installed packages, and names in Python files of the user (`my_file.py:Name`)."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Plugins(Generic[T]):
-    """All values of one kind: ours, and those of installed packages, which are loaded when they are asked for."""
+    """All values of one kind: built in, and from installed packages, which are loaded on first use."""
 
     what: str
-    """What one of them is called in messages: `benchmark`."""
+    """What a value is called in messages: `benchmark`."""
     own: Mapping[str, T]
     group: str
-    """The entry points in which other packages name theirs."""
+    """The entry point group of other packages."""
     wanted: str
-    """What a value must be, in words: `a Benchmark`."""
+    """What a value must be, for messages: `a Benchmark`."""
     fits: Callable[[Any], bool]
-    """Whether a value is that."""
+    """Whether a value is valid."""
     also: str = ""
-    """What can be named beside the known ones, in words."""
+    """What else can be named, for messages."""
 
     def names(self) -> list[str]:
-        """All that are known; none of another package is loaded for it."""
+        """All known names; loads no other package."""
         return list(dict.fromkeys([*self.own, *sorted(entry.name for entry in entry_points(group=self.group))]))
 
     def find(self, name: str) -> T:
-        """The value of that name."""
+        """Load the value of that name."""
         entries = {entry.value: entry for entry in entry_points(group=self.group) if entry.name == name}
-        places = [*["ours"] * (name in self.own), *entries]
+        places = [*["prism-prm"] * (name in self.own), *entries]
         if len(places) > 1:
             raise self._error(
-                f"The {self.what} {name!r} is there {len(places)} times: {', '.join(places)}. Rename or uninstall one."
+                f"The {self.what} {name!r} is defined {len(places)} times: {', '.join(places)}. Rename or uninstall "
+                "one."
             )
         if name in self.own:
             return self.own[name]
@@ -59,19 +60,19 @@ class Plugins(Generic[T]):
         return self._checked(found, name, entry.value)
 
     def added(self) -> dict[str, T]:
-        """All of other packages, loaded."""
+        """Load the values of all other packages."""
         return {name: self.find(name) for name in self.names() if name not in self.own}
 
     def from_file(self, name: str) -> tuple[T, str]:
-        """The value of `my_file.py:Name` and the file's SHA-256; it runs the code of the file."""
+        """Run the file of `my_file.py:Name`; returns the value and the file's SHA-256."""
         file, _, value = name.rpartition(":")
         if not file:
-            raise ConfigError(f"{name} is a file; say which {self.what} in it to use, e.g. {name}:Mine.")
+            raise ConfigError(f"{name} is a file; name the {self.what} in it to use, e.g. {name}:Mine.")
         module, sha256 = _run(Path(file), f"The {self.what} {name!r}")
         if not hasattr(module, value):
-            there = [key for key, one in vars(module).items() if not key.startswith("_") and self.fits(one)]
+            valid = [key for key, one in vars(module).items() if not key.startswith("_") and self.fits(one)]
             raise ConfigError(
-                f"{file} has no {value!r}. Names in it that are {self.wanted}: {', '.join(there) or 'none'}."
+                f"{file} has no {value!r}. Names in it that are {self.wanted}: {', '.join(valid) or 'none'}."
             )
         return self._checked(getattr(module, value), name, name), sha256
 
@@ -87,20 +88,20 @@ class Plugins(Generic[T]):
 
 
 def is_in_file(name: str) -> bool:
-    """Whether a name is that of a file and a value in it: `my_file.py:Name`."""
+    """Whether a name has the form `my_file.py:Name`."""
     return name.endswith(".py") or name.rpartition(":")[0].endswith(".py")
 
 
 def sha256_of(value: type) -> str:
-    """The SHA-256 of the file that a class is loaded from."""
+    """The SHA-256 of the file that defines a class."""
     file = getattr(sys.modules[value.__module__], "__file__", None)
     if file is None or not Path(file).is_file():
-        raise ConfigError(f"{value.__module__}:{value.__name__} has no file of its own; install its package unpacked.")
+        raise ConfigError(f"{value.__module__}:{value.__name__} has no source file; install its package unzipped.")
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _run(file: Path, who: str) -> tuple[ModuleType, str]:
-    """The module that a file is, and the hash of just the code that ran; a file that has not changed runs once."""
+    """Run a file as a module; returns it and the hash of the code. An unchanged file runs once."""
     try:
         code = file.read_bytes()
     except OSError as error:
@@ -110,7 +111,7 @@ def _run(file: Path, who: str) -> tuple[ModuleType, str]:
     if name not in sys.modules:
         module = ModuleType(name)
         module.__file__ = str(file)
-        sys.modules[name] = module  # dataclasses and others look their module up there
+        sys.modules[name] = module  # dataclasses look up their module there
         try:
             exec(compile(code, str(file), "exec"), vars(module))
         except Exception as error:

@@ -1,8 +1,8 @@
-"""`Scorer`: the base class of everything that scores steps, and the scores it gives.
+"""`Scorer`: the base class of everything that scores steps.
 
 Subclasses: `PRM` (`models/prm.py`), PRMs behind a server (`backends/remote_prm.py`), critics (`backends/critic.py`), a
-PRM on a Ray cluster (`backends/open_scorer.py`) and the world's oracles (`lab/world/oracle.py`). A subclass of yours
-needs `identity`, `score_trees` and `count_tokens`; it overrides of the rest what differs.
+PRM on a Ray cluster (`backends/open_scorer.py`) and the oracles of the embedded world (`lab/world/oracle.py`). To write
+your own, implement `identity`, `score_trees` and `count_tokens`, and override the rest as needed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from prism_prm.job import Workers
 from prism_prm.tree import StepTree
 
 Solution = StepTree | tuple[str, Sequence[str]] | Mapping[str, Any]
-"""What `score_many` takes: (problem, steps), {"problem": …, "steps": […]}, or a tree that is one."""
+"""What `score_many` takes: (problem, steps), {"problem": …, "steps": […]}, or a tree."""
 
 
 def as_trees(solutions: Sequence[Solution]) -> list[StepTree]:
-    """The solutions as numbered trees; an error says what is none."""
+    """Convert solutions to numbered trees; DataError for anything else."""
     if isinstance(solutions, Mapping | StepTree):
-        raise DataError("this is one solution; give a list of solutions", reason="wrong-type")
+        raise DataError("expected a list of solutions, found one solution; put it in a list", reason="wrong-type")
     return [_as_tree(solution, number) for number, solution in enumerate(solutions)]
 
 
@@ -64,7 +64,7 @@ def _no_solution(number: int, found: str) -> DataError:
 
 
 def sigmoid(log_odds: np.ndarray) -> np.ndarray:
-    """Probabilities of log-odds, without overflow."""
+    """The probabilities of log-odds, without overflow."""
     small = np.exp(-np.abs(log_odds))
     return np.asarray(np.where(log_odds >= 0, 1.0, small) / (1.0 + small))
 
@@ -73,16 +73,15 @@ def sigmoid(log_odds: np.ndarray) -> np.ndarray:
 class TreeScores:
     """The scores of one tree, one row per node.
 
-    A node that was not requested, was left out by `on_too_long="skip"` or was not judged is NaN; otherwise a score is
-    never NaN.
+    A score is NaN only if the node was not requested, was skipped by `on_too_long="skip"`, or was not judged.
     """
 
     outputs: tuple[str, ...]
     log_odds_NO: np.ndarray
     too_long: tuple[int, ...] = ()
-    """Nodes whose path exceeds the context: left unscored, or scored without their earliest steps."""
+    """Nodes whose path exceeds the context: not scored, or scored without their earliest steps."""
     unjudged: tuple[int, ...] = ()
-    """Nodes on which a critic gave no verdict: requested, and NaN."""
+    """Requested nodes on which a critic gave no verdict; their scores are NaN."""
 
     @property
     def probability(self) -> np.ndarray:
@@ -102,11 +101,11 @@ class TreeScores:
 
 
 class ScoredStep(Protocol):
-    """A step of a session, or a problem itself (a root)."""
+    """A step of a session, or a root (the problem itself)."""
 
     @property
     def depth(self) -> int:
-        """How many steps come before it; -1 for a root."""
+        """The number of steps before it; -1 for a root."""
 
     @property
     def probability(self) -> float:
@@ -118,30 +117,30 @@ class ScoredStep(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it adds to those before it."""
+        """The number of tokens that it adds to its prefix."""
 
 
 StepT = TypeVar("StepT", bound=ScoredStep)
 
 
 class StepSession(Protocol[StepT]):
-    """Growing trees of steps, one per problem; what was computed for a step is kept until it is dropped.
+    """Growing trees of steps, one per problem. The state of a step is cached until it is dropped.
 
-    A subclass whose steps hold all that is known of them has nothing to drop.
+    A subclass that caches nothing need not override `keep`, `drop` and `close`.
     """
 
     roots: list[StepT]
     """One per problem, to be extended by first steps."""
 
     def extend(self, steps: Iterable[tuple[StepT, str]]) -> list[StepT]:
-        """Score one more step after each given one; equal steps after one are scored once and share their node."""
+        """Score a new step after each given step; equal steps after the same one are scored once and share a node."""
 
     def keep(self, nodes: Iterable[StepT]) -> None:  # noqa: ARG002
-        """Free everything but these and the roots."""
+        """Free everything but these nodes and the roots."""
         return
 
     def drop(self, nodes: Iterable[StepT]) -> None:  # noqa: ARG002
-        """Free these."""
+        """Free these nodes."""
         return
 
     def close(self) -> None:
@@ -161,25 +160,25 @@ class Scorer(ABC):
     """Scores the steps of solutions."""
 
     outputs: tuple[str, ...] = ("correct",)
-    """Names of the log-odds; the first is that the step is right."""
+    """Names of the log-odds; the first is "the step is right"."""
     context: int = 2**31
     """The longest path that is scored, in tokens."""
     on_too_long: str = "error"
-    """What happens to a step beyond the context: "error", "drop-left-steps" or "skip" (NaN)."""
+    """What to do with a step beyond the context: "error", "drop-left-steps" or "skip" (NaN)."""
     card: CardLike | None = None
-    """Its aggregator and threshold are the defaults for these scores."""
+    """Provides the default aggregator and threshold."""
     reads_whole_solutions: bool = False
-    """Whether the score of a step depends on later steps too."""
+    """Whether the score of a step depends on later steps."""
     judges_every_step: bool = True
-    """False if no step after the first wrong one is judged."""
+    """False if steps after the first wrong one are not judged."""
     by_sample: bool = False
-    """Whether equal solutions may get different scores, by their `tree_id`."""
+    """Whether equal solutions may get different scores, depending on their `tree_id`."""
     workers: Workers[Scorer] | None = None
-    """Who holds the model, if not this process."""
+    """The workers that hold the model, if not this process."""
 
     @abstractmethod
     def identity(self) -> str:
-        """Equal for scorers that score alike: what decides whether earlier scores may be used."""
+        """Equal for scorers that give the same scores; cached scores are reused by it."""
 
     @abstractmethod
     def score_trees(
@@ -190,18 +189,18 @@ class Scorer(ABC):
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or only of the wanted ones; `advance` is called with finished trees."""
+        """Score all nodes of each tree, or only the wanted ones; `advance` gets the number of finished trees."""
 
     @abstractmethod
     def count_tokens(self, tree: StepTree) -> int:
-        """How many tokens the scores of a tree take: a PRM reads the problem, and every step once."""
+        """The number of tokens read to score a tree: a PRM reads the problem and every step once."""
 
     def model_hash(self) -> str:
-        """A hash of the model alone, where it is known apart from how it is used."""
+        """A hash of the model alone, without its settings, if there is one."""
         return self.identity()
 
     def score(self, problem: str, steps: Sequence[str]) -> list[float]:
-        """P(the step is right) for each step of one solution; NaN where a step was not judged.
+        """P(the step is right) for each step of one solution; NaN if a step was not judged.
 
         Args:
             problem: the problem's text.
@@ -215,7 +214,7 @@ class Scorer(ABC):
         return self.score_many([(problem, steps)])[0]
 
     def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
-        """P(right) for each step of each solution, in the order given; batched by length.
+        """P(the step is right) for each step of each solution, in the given order; batched by length.
 
         Args:
             solutions: each (problem, steps), {"problem": …, "steps": […]} or a `StepTree`.
@@ -248,38 +247,38 @@ class Scorer(ABC):
         return solution_score(self.score(problem, steps), how)
 
     def session(self, problems: Sequence[str]) -> StepSession[Any]:
-        """Growing trees of steps, one per problem; here each new step is scored with the whole path before it."""
+        """Open a session. By default nothing is cached: each new step is scored with its whole path."""
         if isinstance(problems, str):
             raise DataError("a session takes a list of problems; for one problem: session([problem])")
         return PathSession(self, problems)
 
     def can_score(self, step: str, depth: int) -> bool:  # noqa: ARG002
-        """Whether a step after this many others fits the layout, regardless of its length."""
+        """Whether a step at this depth can be encoded, regardless of its length."""
         return bool(step.strip())
 
     def can_score_all(self, solutions: Sequence[StepTree]) -> list[bool]:
-        """For each solution, whether all its steps fit the layout."""
+        """For each solution, whether all its steps can be encoded."""
         return [all(self.can_score(step.text, depth) for depth, step in enumerate(tree.nodes)) for tree in solutions]
 
     def count_all(self, trees: Sequence[StepTree]) -> int:
-        """How many tokens the scores of all these trees take."""
+        """The number of tokens read to score all these trees."""
         return sum(map(self.count_tokens, trees))
 
     def notes(self) -> list[str]:
-        """What users should know about its scores, in lines, e.g. what a critic has cost."""
+        """Notes for users about the scores, e.g. what a critic has cost."""
         return []
 
     def summary(self, trees: Iterable[StepTree] | None = None) -> dict[str, Any] | None:  # noqa: ARG002
-        """For metrics.json: how a critic was asked and its verdicts on some trees, or on all; None for PRMs."""
+        """For metrics.json: a critic's settings and its verdicts on these trees, or on all; None for PRMs."""
         return None
 
     def close(self) -> None:  # noqa: B027
-        """End connections, if there are any."""
+        """Close connections, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScorerFacts:
-    """What is known of a scorer that others hold; enough to file its scores, and to choose by its card."""
+    """A description of a scorer on another worker: enough to store its scores, and to use its card."""
 
     name: str = ""
     """Its identity; "" for no scorer."""
@@ -293,13 +292,13 @@ class ScorerFacts:
         return cls(scorer.identity(), scorer.outputs, scorer.context, scorer.card, scorer.reads_whole_solutions)
 
     def identity(self) -> str:
-        """As that of the scorer."""
+        """The identity of the scorer."""
         return self.name
 
 
 @dataclass(eq=False, slots=True)
 class PathStep:
-    """A step of a `PathSession`, or a problem itself (a root)."""
+    """A step of a `PathSession`, or a root (the problem itself)."""
 
     problem: int
     parent: PathStep | None
@@ -324,7 +323,7 @@ class PathStep:
 
 
 class PathSession(StepSession[PathStep]):
-    """A session of a scorer that keeps nothing between calls; nothing is held but texts and scores."""
+    """A session that caches nothing but texts and scores: each new step is scored with its whole path."""
 
     def __init__(self, scorer: Scorer, problems: Sequence[str]) -> None:
         self.scorer = scorer
@@ -332,7 +331,7 @@ class PathSession(StepSession[PathStep]):
         self.roots = [PathStep(i, None, "", -1, 0) for i in range(len(self.problems))]
 
     def extend(self, steps: Iterable[tuple[PathStep, str]]) -> list[PathStep]:
-        """Score one more step after each given one; equal steps after one are scored once and share their node."""
+        """Score a new step after each given step; equal steps after the same one are scored once and share a node."""
         new: dict[tuple[PathStep, str], PathStep] = {}
         nodes = []
         for parent, text in steps:
@@ -343,7 +342,7 @@ class PathSession(StepSession[PathStep]):
         scores = self.scorer.score_trees(chains, [[node.depth] for node in new.values()])
         for node, chain, found in zip(new.values(), chains, scores, strict=True):
             node.log_odds = tuple(found.log_odds_NO[-1].tolist())
-            reads_all = self.scorer.reads_whole_solutions  # whatever it has read before
+            reads_all = self.scorer.reads_whole_solutions  # then the prefix is read again
             before = 0 if reads_all else self.scorer.count_tokens(StepTree.chain(chain.problem, chain.nodes[:-1]))
             node.num_tokens = self.scorer.count_tokens(chain) - before
             if not node.depth:

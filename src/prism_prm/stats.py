@@ -1,4 +1,4 @@
-"""Bootstrap intervals and paired comparisons for data that comes in clusters, and means over runs.
+"""Bootstrap intervals and paired comparisons for clustered data, and means over runs.
 
 Steps of one problem are not independent, so whole problems are drawn, never single steps. A draw is a row of weights:
 how often each cluster was drawn. A metric that is a function of sums (counts, rates, means) then needs one matrix
@@ -24,14 +24,14 @@ SEED = 0
 ROUNDING = 1e-9
 """Differences below this are ties: whether a matrix product rounds them up or down depends on the CPU."""
 _CHUNK = 256
-"""Draws made and multiplied at a time; fewer where there are many clusters."""
+"""Draws per matrix product; fewer if there are many clusters."""
 _CELLS = 2**22
-"""Weights (draw, cluster) held at a time: 32 megabytes, however many clusters there are."""
+"""Weights (draw, cluster) in memory at a time: 32 megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value with its interval; NaN where there is no data."""
+    """A value with its interval; NaN means no data."""
 
     value: float
     low: float
@@ -52,7 +52,7 @@ class Comparison:
 
 
 def number_clusters(keys: Iterable[Hashable]) -> tuple[Ints, int]:
-    """An ordinal per key, equal keys alike, in order of first sight; and how many there are."""
+    """Number keys in order of first appearance, equal keys alike; also returns how many distinct keys there are."""
     seen: dict[Hashable, int] = {}
     ordinals = np.array([seen.setdefault(key, len(seen)) for key in keys], dtype=np.int64)
     return ordinals, len(seen)
@@ -62,7 +62,7 @@ def number_clusters(keys: Iterable[Hashable]) -> tuple[Ints, int]:
 class ClusterDraws:
     """How often each cluster is in each draw: an iterable of rows, each of which sums to `num_clusters`.
 
-    A few draws are kept in memory, many are generated again on every pass; the seed makes them the same.
+    Few draws are cached in memory; many are generated again on every pass, the same ones by the seed.
     """
 
     num_clusters: int
@@ -77,17 +77,17 @@ class ClusterDraws:
             yield from chunk
 
     def chunks(self) -> Iterator[Ints]:
-        """(some draws, clusters) arrays, which together are all draws."""
-        return iter(self._held) if self.num_draws * self.num_clusters <= _CELLS else self._made()
+        """All draws, as (some draws, clusters) arrays."""
+        return iter(self._cached) if self.num_draws * self.num_clusters <= _CELLS else self._generate()
 
     @cached_property
-    def _held(self) -> list[Ints]:
-        return list(self._made())
+    def _cached(self) -> list[Ints]:
+        return list(self._generate())
 
-    def _made(self) -> Iterator[Ints]:
+    def _generate(self) -> Iterator[Ints]:
         rng = np.random.default_rng(self.seed)
         num_clusters, size = self.num_clusters, _CHUNK
-        # Halved, not cut to measure: a matrix product of a multiple of 8 rows has the same bits in any chunk.
+        # Halved, so that it stays a multiple of 8: only then does a matrix product have the same bits in any chunk.
         while size > 8 and size * num_clusters > _CELLS:
             size //= 2
         for start in range(0, self.num_draws, size):
@@ -103,7 +103,7 @@ def cluster_draws(num_clusters: int, num_draws: int = NUM_DRAWS, seed: int = SEE
 
 
 def cluster_sums(values: npt.ArrayLike, clusters: Ints, num_clusters: int) -> Floats:
-    """(clusters, columns): the sum of each column of `values` over the rows of each cluster."""
+    """(clusters, columns): the sum of each column of `values` over each cluster's rows."""
     table = np.asarray(values, dtype=np.float64)
     table = table.reshape(len(clusters), math.prod(table.shape[1:]))
     columns = [np.bincount(clusters, weights=column, minlength=num_clusters) for column in table.T]
@@ -117,7 +117,7 @@ def resampled_sums(sums: Floats, draws: ClusterDraws) -> Floats:
 
 
 def _bounds(replicates: Floats, level: float) -> tuple[float, float]:
-    """The percentile interval; NaN where fewer than `level` of the draws have a value."""
+    """The percentile interval; NaN if less than `level` of the draws have a value."""
     defined = replicates[~np.isnan(replicates)]
     if len(defined) == 0 or len(defined) < level * len(replicates):
         return math.nan, math.nan
@@ -126,7 +126,7 @@ def _bounds(replicates: Floats, level: float) -> tuple[float, float]:
 
 
 def interval(value: float, replicates: Floats, num_clusters: int, level: float = LEVEL) -> Interval:
-    """The interval of a value from its values in the draws; none from fewer than two clusters."""
+    """The interval of a value from its bootstrap replicates; NaN with fewer than two clusters."""
     if num_clusters < 2 or math.isnan(value):
         return Interval(float(value), math.nan, math.nan, num_clusters)
     return Interval(float(value), *_bounds(replicates, level), num_clusters)
@@ -172,7 +172,7 @@ def mean_interval(
     level: float = LEVEL,
     seed: int = SEED,
 ) -> Interval:
-    """The mean of some values; each value is its own cluster unless `clusters` says which belong together."""
+    """The mean of some values with its interval; each value is its own cluster unless `clusters` is given."""
     value, replicates, num_clusters = _mean_replicates(np.asarray(values, np.float64), clusters, num_draws, seed)
     return interval(value, replicates, num_clusters, level)
 
@@ -195,7 +195,7 @@ def compare_means(
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
-    """The mean of one value per seed, with Student's 95 % interval; no interval from a single seed."""
+    """The mean of one value per seed, with Student's 95 % interval; NaN bounds with a single seed."""
     from scipy.stats import t
 
     array = np.asarray(values, np.float64)
@@ -207,12 +207,12 @@ def over_seeds(values: Sequence[float]) -> Interval:
 
 
 def wilson(hits: int, trials: int, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson's interval of a probability, given how often something happened; all of [0, 1] without a trial."""
+    """Wilson's interval of a probability; [0, 1] without trials."""
     if not trials:
         return 0.0, 1.0
     z = NormalDist().inv_cdf(0.5 + level / 2)
     share, weight = hits / trials, z * z / trials
-    centre = (share + weight / 2) / (1 + weight)
+    center = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * share * (1 - share) + weight * weight / 4) / (1 + weight)
-    # At the ends the interval is closed there exactly, which rounding would miss.
-    return 0.0 if hits == 0 else max(0.0, centre - half), 1.0 if hits == trials else min(1.0, centre + half)
+    # Exactly 0 and 1 at the ends, which rounding would miss.
+    return 0.0 if hits == 0 else max(0.0, center - half), 1.0 if hits == trials else min(1.0, center + half)

@@ -1,7 +1,7 @@
-"""Where the steps of a solution end: one rule for cutting whole solutions and for the steps of a search.
+"""Split solutions into steps, with the same rule for whole solutions and for the steps of a search.
 
-Prose ends a step where the writer left a blank line. So does code in a fence, but only where its brackets and strings
-are closed: half an expression is no step. Code keeps its indentation, without which it would be another program.
+In prose a blank line ends a step. In fenced code it does so only where brackets and strings are closed: half an
+expression is not a step. Code keeps its indentation.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import re
 from collections.abc import Iterable, Iterator
 
 STOP = "\n\n"
-"""What stands between two steps."""
+"""The separator of steps."""
 Span = tuple[int, int]
 
 _FENCE = re.compile(
     r"^[ \t]*(?P<ticks>`{3,}(?!`)|~{3,}(?!~))[^\n]*\n(?P<body>.*?)(?:^[ \t]*(?P=ticks)[^\n]*$|\Z)",
     re.DOTALL | re.MULTILINE,
 )
-"""A block of code; one that is never closed runs to the end."""
+"""A fenced block of code; an unclosed one runs to the end."""
 _TOKEN = re.compile(r"\\.|'''|\"\"\"|['\"#()\[\]{}\n]", re.DOTALL)
 
 
 def code_blocks(text: str) -> list[Span]:
-    """Where the code between fences stands."""
+    """The spans of code between fences."""
     return [match.span("body") for match in _FENCE.finditer(text)]
 
 
 def unfinished_code(text: str) -> Iterator[Span]:
-    """Where code must stay whole: the lines from one that opens a bracket or a string to the one that closes it."""
+    """The spans of code that must not be split: the lines from one that opens a bracket or string to its end."""
     for first, last in code_blocks(text):
         begin = -1
         for start, end, is_open in _lines(text[first:last]):
@@ -41,7 +41,7 @@ def unfinished_code(text: str) -> Iterator[Span]:
 
 
 def _lines(code: str) -> Iterator[tuple[int, int, bool]]:
-    """Where each line begins and ends, and whether a bracket or a string is open at its end."""
+    """(start, end, is_open) of each line: whether a bracket or a string is open at its end."""
     depth, quote, is_comment, start = 0, "", False, 0
     for match in _TOKEN.finditer(code):
         token = match.group()
@@ -60,7 +60,7 @@ def _lines(code: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def ends_step(text: str) -> bool:
-    """Whether a step may end where this text, the beginning of a solution, ends."""
+    """Whether a step may end at the end of this text, the beginning of a solution."""
     first, last = (code_blocks(text) or [(0, 0)])[-1]
     if last < len(text) or not last:
         return True
@@ -69,31 +69,31 @@ def ends_step(text: str) -> bool:
 
 
 def ends_in_code(text: str) -> bool:
-    """Whether what follows this text, the beginning of a solution, is code."""
+    """Whether this text, the beginning of a solution, ends inside of code."""
     blocks = code_blocks(text)
-    # A block that was closed has its fence behind it; only one that runs to the end goes on.
+    # A closed block is followed by its fence, so only an open one runs to the end.
     return bool(blocks) and blocks[-1][1] == len(text)
 
 
 def trimmed(piece: str, *, in_code: bool) -> str:
-    """A step without white space around it; one that begins within code keeps its indentation."""
+    """A step without surrounding white space; one that starts inside of code keeps its indentation."""
     if not in_code:
         return piece.strip()
     return re.sub(r"\A(?:[ \t]*\n)+", "", piece).rstrip()
 
 
 def cut_steps(text: str, stop: str = STOP) -> list[str]:
-    """The steps of a completion as a search would have written them: what stands between stop strings."""
+    """Split a completion at stop strings, as a search would have written its steps."""
     return [step for step, _ in cut_with_ends(text, stop)]
 
 
 def cut_with_ends(text: str, stop: str = STOP) -> list[tuple[str, int]]:
-    """The same, each step with where the text goes on behind it and its stop string."""
+    """The same, as (step, index after the step and its stop string)."""
     return _cut(text, [match.span() for match in re.finditer(re.escape(stop), text)], unfinished_code(text))
 
 
 def cut_at(text: str, borders: Iterable[Span], kept: Iterable[Span]) -> list[str]:
-    """The pieces between those borders that do not lie within what must be kept whole."""
+    """Split at the borders that are not within spans to be `kept` whole."""
     return [step for step, _ in _cut(text, borders, kept)]
 
 
@@ -110,7 +110,7 @@ def _cut(text: str, borders: Iterable[Span], kept: Iterable[Span]) -> list[tuple
 
 
 def marked(text: str, spans: Iterable[Span]) -> bytearray:
-    """For each character whether it stands in one of the spans."""
+    """For each character, whether it is in one of the spans."""
     marks = bytearray(len(text))
     for first, last in spans:
         marks[first:last] = bytes([1]) * (last - first)
@@ -127,10 +127,10 @@ _BLOCK = re.compile(
     """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
-"""What must stay whole. A block that is never closed runs to the end."""
+"""Blocks that must not be split. An unclosed block runs to the end."""
 
 _INLINE = re.compile(r"\\\(|(?<![\\$])\$(?!\$)[^$\n]+\$")
-r"""Formulas in a line, in which a full stop ends nothing; of `\(…\)` only the beginning."""
+r"""Inline formulas, in which a period does not end a sentence; of `\(…\)` only the opening."""
 
 _BLANK_LINE = re.compile(r"\n(?:[ \t]*\n)+")
 _MARKER = re.compile(r"\n(?=[ \t]*(?:\*\*|\#+[ ]*)?(?:Step[ ]*\d+\b|\d{1,3}[.)][ \t]|[-*•][ \t]))", re.IGNORECASE)
@@ -138,11 +138,11 @@ _SENTENCE = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\
 
 
 def split_steps(text: str) -> list[str]:
-    """The steps of a solution, without surrounding white space; nothing else is lost.
+    """Split a solution into steps; nothing but surrounding white space is lost.
 
-    Cuts at blank lines and markers ("Step 2:", "3.", "-"). If there are none, each line is a step, and a text of one
-    line is cut into sentences. Code in a fence is cut only at blank lines where its brackets and strings are closed,
-    and keeps its indentation.
+    Splits at blank lines and markers ("Step 2:", "3.", "-"). If there are none, each line is a step, and a single line
+    is split into sentences. Fenced code is split only at blank lines where its brackets and strings are closed, and
+    keeps its indentation.
 
     Args:
         text: a whole solution.
@@ -168,15 +168,15 @@ def split_steps(text: str) -> list[str]:
 
 
 def _inline_formulas(text: str) -> Iterator[tuple[int, int]]:
-    """Where formulas in a line stand."""
+    """The spans of inline formulas."""
     at, close, line_end = 0, -1, -1
     while found := _INLINE.search(text, at):
         start, at = found.span()
         if found.group() != "\\(":
             yield start, at
             continue
-        # Each end is looked for once, not once for every `\(` before it: there may be thousands, never closed. The
-        # remainder makes -1, for none, the end of the text.
+        # Each end is searched for once, not once for every `\(` before it: there may be thousands, all unclosed. The
+        # remainder turns -1 (not found) into the end of the text.
         close = close if close >= at else text.find("\\)", at) % (len(text) + 1)
         line_end = line_end if line_end >= at else text.find("\n", at) % (len(text) + 1)
         if close < line_end:

@@ -1,17 +1,16 @@
-"""The score store: which texts have been scored by which model.
+"""The score store: a cache of scores on disk.
 
-A score is filed under its key, a hash of who scored (the scorer's identity: weights, family and its settings, dtype,
-context, treatment of long paths) and of what was read: the problem and every step up to the scored one. Other texts,
-another model or other settings have other keys, so an old score is never mistaken for a new one.
+The key of a score is a hash of the scorer's identity (weights, family and its settings, dtype, context, treatment of
+long paths) and of the text it read: the problem and every step up to the scored one. Other texts, another model or
+other settings have other keys, so a stale score is never used.
 
-A key is scored once and has one value: equal steps of one piece of work are scored where they come first, and what
-other work has filed is not scored again.
+Every key is scored once: equal steps are scored where they come first, and scores in the store are reused.
 
-Work is done in chunks of trees. What a chunk adds becomes one Parquet file, named by its keys and renamed into
+Trees are scored in chunks. The new scores of a chunk become one Parquet file, named by its keys and renamed into
 place: it is complete or absent, and a killed run repeats at most the chunks in flight, bit for bit. Files never
 change, so many processes and threads may extend a store. All keys and records of a scorer are in memory, sorted by key.
-The workers that hold the scorer may be many (see `workers`); this process alone writes. In training, several processes
-fill one store, each its `Share`.
+Several workers may score (`Scorer.workers`), but only this process writes. In training, several processes fill one
+store, each its `Share`.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ from prism_prm.tree import ROOT, StepTree
 
 KEY = np.dtype("S16")
 RECENT = 2**16
-"""Records that are added to a small index before it is merged into the large one."""
+"""The size at which the small index of new records is merged into the large one."""
 _REMEDY = "not a file of the score store; remove it to score it again"
 CHUNK = 64
-"""Trees that are scored and filed together: what a stop can cost."""
+"""Trees that are scored and written together; a killed run loses the chunks in flight."""
 AHEAD = 64
-"""Finished chunks that may wait for an earlier one before reading pauses; with many workers, AHEAD_EACH for each."""
+"""Finished chunks that may wait for an earlier one before reading pauses; with many workers, AHEAD_EACH per worker."""
 AHEAD_EACH = 16
-"""A worker with two chunks that takes eight times as long as the others does not hold them up."""
+"""With 16, a worker with two chunks that is eight times slower than the others does not block them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which of several processes of a training run this is, and how to wait for the others."""
+    """The part of one process in a training run with several processes, and a barrier."""
 
     rank: int = 0
     world: int = 1
@@ -59,7 +58,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Nodes of a tree whose scores are wanted."""
+    """Nodes of a tree to score."""
 
     tree: StepTree
     nodes: Sequence[int]
@@ -75,20 +74,20 @@ Each = Callable[[Sequence[Request], list[TreeScores]], None]
 
 @dataclass(slots=True)
 class Filled:
-    """How much of the work there was, and how much of it was there before."""
+    """Counts of what was requested, and what was in the store already."""
 
     chunks: int = 0
     found: int = 0
-    """Chunks that did not have to be scored."""
+    """Chunks that were in the store completely."""
     steps: int = 0
     missing: int = 0
     """Steps that had to be scored."""
 
 
 def keys_of(identity: str, request: Request, *, whole: bool = False) -> list[bytes]:
-    """The keys of a request's nodes: each path is hashed step by step, so a tree costs no more than its texts.
+    """The keys of a request's nodes. Paths are hashed step by step, so each text is hashed once.
 
-    `whole` is for scorers whose scores of a step depend on later steps too: then the whole tree is in every key.
+    `whole` puts the whole tree into every key, for scorers whose scores depend on later steps.
     """
     tree = request.tree
     known: dict[int, bytes] = {ROOT: _digest(identity.encode(), tree.problem)}
@@ -111,9 +110,9 @@ def store_for(
     *,
     chunk: int = CHUNK,
 ) -> Iterator[ScoreStore]:
-    """The store in `folder`; without one, a store beside the file `out`, removed when the block has written that.
+    """The store in `folder`; without one, a temporary store next to the file `out`.
 
-    If the block ends with an error, the store beside stays, and the same work is resumed from it.
+    The temporary store is removed when the block ends. It stays if the block fails, so that the work can be resumed.
     """
     out = Path(out)
     own = out.with_name(f".{out.name}.scores")
@@ -122,7 +121,7 @@ def store_for(
 
 
 class ScoreStore:
-    """The scores of one scorer in a folder, which those of others may share; with `ScorerFacts`, to read and add."""
+    """The scores of one scorer in a folder that several may share. With `ScorerFacts` it only reads and adds."""
 
     def __init__(self, folder: str | Path, scorer: Scorer | ScorerFacts, *, chunk: int = CHUNK) -> None:
         self._given = scorer
@@ -134,11 +133,11 @@ class ScoreStore:
         """Names of the files that are in the index."""
         self._index = KeyIndex(_record(self.outputs))
         remove_parts(self.folder)
-        self._look()
+        self._read_new_files()
 
     @property
     def scorer(self) -> Scorer:
-        assert isinstance(self._given, Scorer), "facts score nothing"
+        assert isinstance(self._given, Scorer), "ScorerFacts cannot score"
         return self._given
 
     def score(
@@ -148,35 +147,35 @@ class ScoreStore:
         share: Share | None = None,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all requests, in order; see `fill`."""
+        """The scores of all requests, in order; missing ones are computed and stored (see `fill`)."""
         chunks = list(self._chunks(requests))
         self._fill(chunks, share or Share(), advance)
         return [scores for one in chunks for scores in self._scores_of(one)]
 
     def fill(self, requests: Iterable[Request], *, advance: Advance = ignore, each: Each | None = None) -> Filled:
-        """Score and file what is missing. Requests are read as they are scored, a chunk at a time, and not held.
+        """Compute and store missing scores. Requests are read lazily, a chunk at a time.
 
-        `advance` is called with finished requests, `each` with every chunk's requests and their scores, in order.
+        `advance` gets the number of finished requests; `each` gets every chunk's requests and scores, in order.
         """
         return self._fill(self._chunks(requests), Share(), advance, each)
 
     def add(self, requests: Sequence[Request], scores: Sequence[TreeScores]) -> None:
-        """File scores that were made elsewhere, e.g. in a session; existing ones are kept."""
-        self._look()
+        """Store scores that were computed elsewhere, e.g. in a session; existing ones are kept."""
+        self._read_new_files()
         keys_N = self._with_keys(requests).keys_N
         is_new_N = self._is_missing(keys_N)
         if is_new_N.any():
             self.file(keys_N[is_new_N], self._records(requests, scores)[is_new_N])
 
     def _fill(self, chunks: Iterable[_Keyed], share: Share, advance: Advance, each: Each | None = None) -> Filled:
-        """As `fill`; every process of a `Share` calls it with the same chunks and scores its own."""
-        self._look()
-        share.wait()  # or a fast process's new chunks would look like an earlier run's to a slow one
+        """Like `fill`; every process of a training run calls it with the same chunks and scores its share."""
+        self._read_new_files()
+        share.wait()  # or a slow process would take a fast one's new chunks for those of an earlier run
         workers = self.scorer.workers or Here(self.scorer)
         filled = Filled()
-        waiting: dict[int, _Keyed] = {}  # read and not passed on, in order
+        waiting: dict[int, _Keyed] = {}  # chunks that were read but not passed on, in order
         in_work: set[int] = set()  # those of them that are not scored yet
-        taken: set[bytes] = set()  # keys in work here or in another process
+        taken: set[bytes] = set()  # keys being scored, here or in another process
 
         def to_score() -> Iterator[Chunk[_Keyed] | None]:
             for number, one in enumerate(chunks):
@@ -196,7 +195,7 @@ class ScoreStore:
                     pass_on()
 
         def pass_on() -> None:
-            """Hand over what is done: up to the first chunk in work, if `each` gets them in order."""
+            """Pass on finished chunks; with `each`, which needs them in order, only up to the first unfinished one."""
             for number in list(waiting):
                 if number in in_work:
                     if each is not None:
@@ -214,11 +213,11 @@ class ScoreStore:
                 in_work.remove(chunk.number)
                 taken.difference_update(chunk.work.keys_N.tolist())
                 pass_on()
-        assert not waiting, "all that is read is passed on"
+        assert not waiting, "all chunks were passed on"
         if filled.steps > filled.missing:
             say(f"Reused {filled.steps - filled.missing:,} of {filled.steps:,} scores")
         share.wait()
-        self._look()
+        self._read_new_files()
         return filled
 
     def _chunks(self, requests: Iterable[Request]) -> Iterator[_Keyed]:
@@ -232,7 +231,7 @@ class ScoreStore:
         return _Keyed(requests, np.frombuffer(keys, KEY))
 
     def _is_missing(self, keys_N: np.ndarray, others: Collection[bytes] = ()) -> np.ndarray:
-        """Which keys are neither filed nor among `others`, each where it comes first."""
+        """Which keys are neither stored nor in `others`; of equal keys only the first counts."""
         is_missing_N = np.zeros(len(keys_N), bool)
         is_missing_N[np.unique(keys_N, return_index=True)[1]] = True
         is_missing_N &= ~self._index.find(keys_N)[0]
@@ -250,7 +249,7 @@ class ScoreStore:
         return records_N
 
     def _scores_of(self, chunk: _Keyed) -> list[TreeScores]:
-        """The scores of a chunk all of whose keys are filed."""
+        """The scores of a chunk; all its keys must be in the store."""
         is_there_N, records_N = self._index.find(chunk.keys_N)
         assert is_there_N.all(), "requests are filled before they are read"
         found, start = [], 0
@@ -265,8 +264,8 @@ class ScoreStore:
 
     # --- files ---
 
-    def _look(self) -> None:
-        """Read the files that are new, ours and those of other processes; of equal keys the first stays."""
+    def _read_new_files(self) -> None:
+        """Read files that other processes have added; of equal keys the first is kept."""
         new = [path for path in sorted(self.folder.glob("*.parquet")) if path.name not in self._files]
         if new:
             keys, records = zip(*map(self._read, new), strict=True)
@@ -274,8 +273,8 @@ class ScoreStore:
             self._files.update(path.name for path in new)
 
     def file(self, keys_N: np.ndarray, records_N: np.ndarray) -> None:
-        """Write records under keys that are not filed yet; the column `unjudged` is there only if a step is."""
-        assert _is_finite(records_N), "a score is a number, unless its record says why not"
+        """Write records with new keys to a file; it has a column `unjudged` only if a step was not judged."""
+        assert _is_finite(records_N), "a score is finite unless its step is too long or not judged"
         keys = pa.py_buffer(keys_N.tobytes())
         columns = {"key": pa.FixedSizeBinaryArray.from_buffers(pa.binary(KEY.itemsize), len(keys_N), [None, keys])}
         for i, name in enumerate(self.outputs):
@@ -290,7 +289,7 @@ class ScoreStore:
         self._index.add(keys_N, records_N)
 
     def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        """The keys of a file, and their records."""
+        """The keys and records of a file."""
         fields = [("key", pa.binary(KEY.itemsize)), *((name, pa.float64()) for name in self.outputs)]
         try:
             with reading_parquet(path, _REMEDY):
@@ -311,7 +310,7 @@ class ScoreStore:
 
 
 def _record(outputs: Sequence[str]) -> np.dtype:
-    """What is known of a step: its log-odds, and whether there are none because it is too long, or not judged."""
+    """The record of a step: its log-odds, and whether they are missing because it is too long or was not judged."""
     return np.dtype([("log_odds", "<f8", (len(outputs),)), ("too_long", "?"), ("unjudged", "?")])
 
 
@@ -325,13 +324,13 @@ def _score(scorer: Scorer, work: _Keyed) -> list[TreeScores]:
 
 @dataclass(frozen=True, slots=True)
 class _Keyed:
-    """Requests that are scored together, with the keys of their nodes."""
+    """A chunk of requests, with the keys of their nodes."""
 
     requests: Sequence[Request]
     keys_N: np.ndarray
 
     def only(self, wanted_N: np.ndarray) -> _Keyed:
-        """The requests for some of their nodes, without those that ask for none."""
+        """The requests reduced to the wanted nodes; requests without any are dropped."""
         requests, start = [], 0
         for request in self.requests:
             nodes = tuple(itertools.compress(request.nodes, wanted_N[start:]))
@@ -349,19 +348,19 @@ class _Keyed:
 
 
 class KeyIndex:
-    """Records by key, sorted by it; of equal keys the first stays."""
+    """Records sorted by key; of equal keys the first is kept."""
 
     def __init__(self, record: np.dtype, *, recent: int = RECENT) -> None:
         self.recent = recent
         self._empty = np.empty(0, KEY), np.empty(0, record)
         self._large = self._small = self._empty
-        """Adding is a copy, so new records are collected in a small index first."""
+        """Adding copies the index, so new records go to a small one first."""
 
     def __len__(self) -> int:
         return len(self._large[0]) + len(self._small[0])
 
     def add(self, keys_N: np.ndarray, records_N: np.ndarray) -> None:
-        """Put records under their keys, where there are none yet."""
+        """Add records whose keys are new."""
         keys_N, first_N = np.unique(keys_N, return_index=True)
         is_new_N = ~self.find(keys_N)[0]
         self._small = _merged(self._small, (keys_N[is_new_N], records_N[first_N[is_new_N]]))
@@ -369,7 +368,7 @@ class KeyIndex:
             self._large, self._small = _merged(self._large, self._small), self._empty
 
     def find(self, keys_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of the keys are there, and their records; the records of the others mean nothing."""
+        """(whether each key is in the index, its record); the records of missing keys are meaningless."""
         is_there_N, found_N = np.zeros(len(keys_N), bool), np.zeros(len(keys_N), self._empty[1].dtype)
         for sorted_M, records_M in (self._large, self._small):
             if len(sorted_M):

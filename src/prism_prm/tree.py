@@ -1,8 +1,8 @@
-"""The records everything exchanges: a problem with its tree of steps, and pairs of steps to compare.
+"""The central records: a problem with its tree of steps, and pairs of steps to compare.
 
-A labelled solution is a trunk of steps; each position may have other candidates that share its prefix. Nodes are
-numbered in file order, a node's parent comes before it, and -1 is the problem itself. An alternative is valid only
-under the prefix it was labelled with, as its parent pointer says.
+A labeled solution is a trunk of steps; each position may have other candidates with the same prefix. Nodes are
+numbered in file order, a node's parent comes before it, and -1 is the problem itself. A candidate is valid only under
+the prefix it was labeled with, given by its parent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import xxhash
 from prism_prm.errors import DataError
 
 Origin = Literal["model", "human", "perturbed"]
-"""Who wrote a step. `perturbed` steps are made by us for ablations and carry no label."""
+"""Who wrote a step. `perturbed` steps are generated for ablations and have no label."""
 
 PairKind = Literal["annotated", "lookahead", "random", "perturbed"]
 PAIR_KINDS: tuple[PairKind, ...] = ("annotated", "lookahead", "random", "perturbed")
@@ -34,7 +34,7 @@ class Estimate:
     """How often solutions that continue a step reach the right answer, estimated by rollouts of a policy."""
 
     value: float
-    """The share of rollouts that reached it."""
+    """The share of rollouts that reached the right answer."""
     rollouts: int
     """0 for a step that ends its solution: `value` is then the verdict on the answer, and exact."""
     low: float
@@ -48,34 +48,34 @@ class Step:
 
     text: str
     label: float | None = None
-    """Probability that the step is right, in [0, 1]; None where nobody said. Neutral ratings are None here."""
+    """Probability that the step is right, in [0, 1]; None if unknown or rated neutral."""
     rating: float | None = None
-    """What the source said, untouched (PRM800K: -1, 0, 1)."""
+    """The source's rating, unchanged (PRM800K: -1, 0, 1)."""
     origin: Origin = "model"
     estimate: Estimate | None = None
-    """What a label was made from, where rollouts made it (`prism label`)."""
+    """The estimate behind a label made by rollouts (`prism label`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTree:
-    """A problem and a tree of steps; equal records are told apart by `tree_id`."""
+    """A problem and a tree of steps; `tree_id` distinguishes equal records."""
 
     tree_id: int
-    """Ordinal in what was read."""
+    """Its index in the input."""
     problem: str
     nodes: tuple[Step, ...]
     parents: tuple[int, ...]
-    """For each node the index of the step before it, or ROOT; always smaller than the node's own index."""
+    """The index of the step before each node, or ROOT; always smaller than the node's own index."""
     trunk: tuple[int, ...]
     """The nodes of the solution itself, from the first step on; may end before the deepest position."""
     name: str = ""
-    """The source's own id ("gsm8k-17", "circular_test_p2_3"), or "" where it has none."""
+    """The source's id ("gsm8k-17", "circular_test_p2_3"), or ""."""
     answer: str | None = None
-    """The reference answer, where the source gives it."""
+    """The reference answer, if the source has one."""
     ended: bool | None = None
-    """Whether the trunk reached the end of its solution; None where the source does not say."""
+    """Whether the trunk is a complete solution; None if unknown."""
     where: str = field(default="", compare=False, repr=False)
-    """Where it was read, for messages: `file:line`. No part of what the tree says."""
+    """Where it was read, for messages: `file:line`. Not part of the content."""
 
     def __post_init__(self) -> None:
         assert len(self.nodes) == len(self.parents), "one parent per node"
@@ -96,10 +96,10 @@ class StepTree:
         answer: str | None = None,
         ended: bool | None = None,
     ) -> StepTree:
-        """A tree that is one plain solution."""
+        """The tree of one plain solution."""
         if isinstance(steps, str):
             raise DataError(
-                f"the steps are one text, {steps[:40]!r}…; give a list of texts: split_steps(text) cuts a solution",
+                f"the steps are one string, {steps[:40]!r}…; pass a list of strings, e.g. split_steps(text)",
                 reason="wrong-type",
             )
         nodes = tuple(step if isinstance(step, Step) else Step(step) for step in steps)
@@ -108,14 +108,14 @@ class StepTree:
         )
 
     def depths(self) -> tuple[int, ...]:
-        """The position of every node."""
+        """The position of every node, from 0."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
 
     def path(self, node: int) -> tuple[int, ...]:
-        """The nodes from the first step to `node`, itself included."""
+        """The nodes from the first step to `node`, inclusive."""
         path: list[int] = []
         while node != ROOT:
             path.append(node)
@@ -127,14 +127,14 @@ class StepTree:
         return [self.nodes[node].text for node in path]
 
     def positions(self) -> Iterator[tuple[int, list[int]]]:
-        """(parent, its candidate nodes) for every prefix that has candidates, in file order."""
+        """(parent, candidate nodes) for every prefix that has candidates, in file order."""
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             children.setdefault(parent, []).append(node)
         yield from children.items()
 
     def with_leaves(self, leaves: Sequence[tuple[int, Step]]) -> StepTree:
-        """The tree with (parent, step) leaves behind its nodes: lookahead and random negatives are such leaves."""
+        """The tree with more leaves (parent, step) after its nodes, such as lookahead and random negatives."""
         return replace(
             self,
             nodes=(*self.nodes, *(step for _, step in leaves)),
@@ -142,7 +142,7 @@ class StepTree:
         )
 
     def content_hash(self) -> str:
-        """A hash of what the tree says, without its ordinal and name: 16 hexadecimal digits."""
+        """A hash of the content, without `tree_id` and name: 16 hexadecimal digits."""
         return content_hash(
             self.problem,
             self.answer,
@@ -169,26 +169,26 @@ def content_hash(
     origins: Sequence[Origin],
     estimates: Sequence[Estimate | None] | None = None,
 ) -> str:
-    """The hash of a tree given as columns; msgpack, because it writes every value unambiguously and fast.
+    """The hash of a tree given as columns. It uses msgpack, which is unambiguous and fast.
 
-    Estimates count where there are any, so that other trees keep the hash they always had.
+    Estimates are part of the hash only if there are any, so that trees without them keep their hashes.
     """
-    said: tuple[object, ...] = (problem, answer, ended, trunk, parents, texts, labels, ratings, origins)
+    content: tuple[object, ...] = (problem, answer, ended, trunk, parents, texts, labels, ratings, origins)
     if estimates and any(estimates):
-        said = (*said, estimates)
-    return xxhash.xxh3_64_hexdigest(_ENCODER.encode(said))
+        content = (*content, estimates)
+    return xxhash.xxh3_64_hexdigest(_ENCODER.encode(content))
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """Every name as it is, or with "#1", "#2", … behind it where it was taken before.
+    """Make names unique by appending "#1", "#2", … to repeated ones.
 
-    Names depend only on those before them, so that more names at the end change none.
+    A name depends only on those before it, so appending names changes none.
     """
     return list(iter_unique_names(names))
 
 
 def iter_unique_names(names: Iterable[str]) -> Iterator[str]:
-    """The same as a stream."""
+    """`unique_names` as a generator."""
     taken: set[str] = set()
     numbers: Counter[str] = Counter()
     for given in names:
@@ -211,13 +211,13 @@ class StepPair:
     pair_id: int
     tree_id: int
     position: int
-    """How many steps the prefix has."""
+    """The number of steps in the prefix."""
     chosen: int
     rejected: int
     rejected_tree: int
     """The tree of the rejected text: `tree_id` itself, except for random negatives."""
     kind: PairKind
     gap: float | None = None
-    """How much higher the chosen step's estimated value is; None unless rollouts made both labels."""
+    """How much higher the chosen step's estimated value is; None unless both labels are from rollouts."""
     rollouts: int | None = None
-    """Rollouts behind the less certain of the two steps; None as above, or where both labels are exact."""
+    """Rollouts of the less certain of the two steps; None as above, and if both labels are exact."""

@@ -187,7 +187,7 @@ def test_a_server_with_keys_asks_for_one(keyed: str, visit: Visit) -> None:
         page.get_by_label("API key").fill(key)
         page.get_by_role("button", name="Open").click()
         if key == "wrong":
-            page.get_by_text("The server does not know this key.").wait_for()
+            page.get_by_text("The server does not accept this key.").wait_for()
     score(page, PROBLEM, SOLUTION)
     kept = "[sessionStorage.length, localStorage.length, document.cookie]"
     assert page.evaluate(kept) == [1, 0, ""]

@@ -405,7 +405,7 @@ def test_errors_are_judged_by_the_score_that_decides(serve: Serve) -> None:
     assert page.locator(".steps-head .who").all_inner_texts() == ["not redundant"]
     assert page.locator(".score .mark").all_inner_texts() == ["✗", "✓"]
     assert page.locator(".card .note").inner_text() == (
-        "Passed: P(right) above 50.0 %; in classes of redundancy, P(not redundant) above 85.0 %"
+        "Passed: P(right) above 50.0 %; in redundancy classes, P(not redundant) above 85.0 %"
     )
 
 

@@ -43,8 +43,8 @@ def table(data: bytes) -> bytes:
 
 WRONG: dict[str, tuple[bytes, str]] = {
     "lfs": (POINTER, "Git LFS pointer.*git lfs pull"),
-    "zip": (zipped(LINES), "zip archive.*unpack"),
-    "bz2": (bz2.compress(LINES), "bzip2.*unpack"),
+    "zip": (zipped(LINES), "zip archive.*unzip"),
+    "bz2": (bz2.compress(LINES), "bzip2.*decompress"),
     "utf-16": (LINES.decode().encode("utf-16"), "UTF-16.*iconv -f UTF-16 -t UTF-8"),
     "utf-16-le": (LINES.decode().encode("utf-16-le"), "UTF-16.*iconv"),
     "utf-16-be": (LINES.decode().encode("utf-16-be"), "UTF-16.*iconv"),
@@ -109,7 +109,7 @@ def test_what_is_no_parquet_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [gzip.compress(b"a = 1"), table(LINES)], ids=["gzip", "parquet"])
 def test_a_recipe_is_a_text(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.toml").write_bytes(data)
-    with pytest.raises(PrismError, match=r"a\.toml: this is (packed with gzip|a Parquet table)"):
+    with pytest.raises(PrismError, match=r"a\.toml: this is (a gzip file|a Parquet table)"):
         read_toml(tmp_path / "a.toml")
 
 

@@ -60,7 +60,7 @@ def test_what_is_wrong_with_an_entry_point_is_said(site: Path) -> None:
     install(site, "my_package", {"my_package.py": "ONE = 1\n"}, f"{entries}three = no_such_package:THREE\n")
     known = r".* Known: prmbench, processbench, labelled, pairs, one, three, two\.$"
     for name, message in [
-        ("pairs", "The benchmark 'pairs' is there 2 times: ours, my_package:ONE"),
+        ("pairs", "The benchmark 'pairs' is defined 2 times: prism-prm, my_package:ONE"),
         ("one", "my_package:ONE is of type int, not a Benchmark"),
         ("two", "cannot be loaded from my_package:TWO: AttributeError: .*no attribute 'TWO'"),
         ("three", "cannot be loaded from no_such_package:THREE: ModuleNotFoundError: No module named"),

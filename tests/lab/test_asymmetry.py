@@ -49,8 +49,8 @@ def one_by_one(title: str, do: Callable[[Any], object], jobs: Sequence[Any]) -> 
 
 
 def test_a_map_of_two_by_two(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asymmetry, "side_by_side", one_by_one)
-    monkeypatch.setattr(reinforcement, "side_by_side", one_by_one)
+    monkeypatch.setattr(asymmetry, "run_in_processes", one_by_one)
+    monkeypatch.setattr(reinforcement, "run_in_processes", one_by_one)
     out = tmp_path / "theory"
     command = ["theory", "--no-simulate", "--map", "--world", str(demo), "--set", "rates=0,0.5",
                "--set", "grpo_rates=0.5", "--set", "updates=2", "--out", str(out)]  # fmt: skip

@@ -28,7 +28,7 @@ from prism_prm.lab.world.policy import (
     train_policy,
 )
 from prism_prm.lab.world.problems import ANSWER_MARK, Problem, ProblemSettings, draw_problems
-from prism_prm.lab.world.sampling import Chance, sample_next_steps, sample_solutions, sample_tokens
+from prism_prm.lab.world.sampling import TokenSampler, sample_next_steps, sample_solutions, sample_tokens
 from prism_prm.lab.world.trees import PERTURBATIONS
 
 
@@ -113,8 +113,8 @@ def test_sampling_has_the_models_probabilities() -> None:
     tokenizer = make_tokenizer(5)
     model = make_model(TinyPolicySettings(layers=1, hidden=16, heads=2, seed=4), tokenizer, 64).eval()
     prompt = tokenizer(prompt_of("3+1"))["input_ids"]
-    chance = Chance((), 1, 2.0, torch.Generator().manual_seed(1), never=(0, 1))
-    rows = sample_tokens(model, [prompt], 20000, chance)
+    sampler = TokenSampler((), 1, 2.0, torch.Generator().manual_seed(1), banned=(0, 1))
+    rows = sample_tokens(model, [prompt], 20000, sampler)
     counts = np.bincount([row[0] for row in rows], minlength=len(tokenizer)) / len(rows)
     with torch.no_grad():
         expected = torch.softmax(model(torch.tensor([prompt])).logits[0, -1] / 2.0, -1).numpy()

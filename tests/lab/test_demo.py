@@ -87,7 +87,7 @@ def test_curves_start_at_the_policys_accuracy_and_end_below_the_oracle(out: Path
         assert all(value <= top + 1e-9 for value, top in zip(curve["accuracy"], oracle, strict=True))
 
 
-def test_over_optimisation_is_measured_from_the_untrained_policy(out: Path) -> None:
+def test_over_optimization_is_measured_from_the_untrained_policy(out: Path) -> None:
     metrics = json.loads((out / "metrics.json").read_text())
     pool = {(c["method"], c["prm"], c["aggregator"]): c for c in metrics["pool"][0]}
     assert list(metrics["over_optimisation"]) == ["base", *demo_settings(quick=True).names]
@@ -98,7 +98,7 @@ def test_over_optimisation_is_measured_from_the_untrained_policy(out: Path) -> N
         assert (np.diff(best["proxy"]) >= 0).all(), "the best of more has the higher score"
         assert lines["GRPO"]["sqrt_kl"] == pytest.approx([max(look["kl"], 0) ** 0.5 for look in policy])
         assert lines["GRPO"]["proxy"] == pytest.approx([look["proxy"] for look in policy])
-    drawn = ElementTree.fromstring((out / "figures" / "over-optimisation-1.svg").read_text())
+    drawn = ElementTree.fromstring((out / "figures" / "over-optimization-1.svg").read_text())
     plotted = [one for one in drawn.iter("{http://www.w3.org/2000/svg}g") if "line2d" in one.get("id", "")]
     ways = [one for one in plotted if len(one.findall(".//{*}use")) == len(best["gold"])]
     looks = [one for one in plotted if len(one.findall(".//{*}use")) == len(lines["GRPO"]["gold"])]

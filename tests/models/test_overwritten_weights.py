@@ -101,8 +101,8 @@ def test_a_server_keeps_its_weights_and_says_so(folders: tuple[Path, Path], capl
             assert after["model_hash"] == before["model_hash"]
         [message] = caplog.messages
         assert message == (
-            f"mine: {mine / WEIGHTS} changed since it was loaded; the weights that were loaded then, with the hash "
-            f"{before['model_hash']}, are served until a restart"
+            f"mine: {mine / WEIGHTS} changed since it was loaded; the old weights (hash {before['model_hash']}) are "
+            "served until a restart"
         )
         (mine / "config.json").unlink()
         server.steps(item)

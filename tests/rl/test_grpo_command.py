@@ -160,8 +160,8 @@ def test_a_full_disk_is_one_line(run: Path, folder: Path, tmp_path: Path, share:
     found = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False)
     assert found.returncode == 2, found.stderr
     assert found.stderr.splitlines()[-1] == (
-        f"error: {tmp_path / 'run' / 'checkpoints'}: cannot be written ({reason}); nothing is left half-written. "
-        "To resume, make room there and rerun the same command."
+        f"error: {tmp_path / 'run' / 'checkpoints'}: cannot be written ({reason}); no partial file is left. "
+        "To resume, free some space there and rerun the same command."
     )
     assert "Traceback" not in found.stderr
     assert not list((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))

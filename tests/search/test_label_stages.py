@@ -82,7 +82,7 @@ def test_corrected_answers_are_labelled_again(tmp_path: Path) -> None:
     policy, said, _ = label(task, tmp_path / "out")
     assert policy.problems == {"p1", "p2"}
     assert said == [
-        "2 problems, labels, have other answers, tests or steps now: labelled again",
+        "2 problems, labels, have new answers, tests or steps: labelled again",
         "Reusing 2 of 4 labelled problems, labels",
     ]
     label(task, tmp_path / "new")

@@ -71,7 +71,7 @@ def test_others_need_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for host in ("127.0.0.1", "::1", "localhost", "127.3.2.1"):
         assert not read_keys(ServeSettings(host=host))
     for host in ("0.0.0.0", "::", "192.168.0.1", "example.org"):
-        with pytest.raises(ConfigError, match="has no keys"):
+        with pytest.raises(ConfigError, match="without a key"):
             read_keys(ServeSettings(host=host))
         assert not read_keys(ServeSettings(host=host, allow_anyone=True))
     (tmp_path / "keys").write_text("# mine\n\nfirst\nsecond \n")
@@ -79,7 +79,7 @@ def test_others_need_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [ring.owner(f"Bearer {key}") for key in ("first", "second", "# mine")] == [0, 1, None]
     monkeypatch.setenv("PRISM_API_KEY", "third")
     assert read_keys(ServeSettings(host="0.0.0.0")).owner("Bearer third") == 0
-    for text, message in (("# none\n", "has no key"), ("two words\n", "keys:1: a key has")):
+    for text, message in (("# none\n", "no keys found"), ("two words\n", "keys:1: invalid key")):
         (tmp_path / "keys").write_text(text)
         with pytest.raises(ConfigError, match=message):
             read_keys(ServeSettings(keys=tmp_path / "keys"))

@@ -177,11 +177,11 @@ def test_the_split_that_was_measured_is_read_again(tmp_path: Path) -> None:
 
 def test_other_data_is_refused(measured: Path) -> None:
     other = write(measured / "other.jsonl", [{"prompt": "p", "completions": ["a"], "labels": [True]}])
-    with pytest.raises(DataError, match=r"other\.jsonl: the item tree-0 is not there, or says something else"):
+    with pytest.raises(DataError, match=r"other\.jsonl: the item tree-0 is missing, or differs from what was measured"):
         view_results(measured / "eval", measured / "page.html", data=other)
     assert not (measured / "page.html").exists()
     (measured / "data.jsonl").unlink()
-    with pytest.raises(DataError, match=r"data\.jsonl: no such file.*say where they are now with --data"):
+    with pytest.raises(DataError, match=r"data\.jsonl: no such file.*name their files with --data"):
         view_results(measured / "eval", measured / "page.html")
 
 
@@ -194,11 +194,11 @@ def test_scores_are_not_joined_to_the_texts_of_another_item(measured: Path, is_o
         view_results(measured / "eval", measured / "page.html")
     lines = (measured / "data.jsonl").read_text().splitlines()
     (measured / "data.jsonl").write_text("\n".join([lines[1], lines[0], lines[2]]))
-    with pytest.raises(DataError, match=r"data\.jsonl: the item tree-0 is not there, or says something else"):
+    with pytest.raises(DataError, match=r"data\.jsonl: the item tree-0 is missing, or differs from what was measured"):
         view_results(measured / "eval", measured / "page.html")
     if not is_old:
         (measured / "data.jsonl").write_text("\n".join([lines[0].replace('"b"', '"other"'), *lines[1:]]))
-        with pytest.raises(DataError, match="says something else"):
+        with pytest.raises(DataError, match="differs from what was measured"):
             view_results(measured / "eval", measured / "page.html")
 
 
@@ -220,7 +220,7 @@ def test_a_large_page_is_said_to_be_one(measured: Path, monkeypatch: pytest.Monk
 
 def test_a_place_that_is_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for place, said in (("empty", "nothing to look at; expected an evaluation"), ("nosuch", "no such file or folder")):
+    for place, said in (("empty", "no results to show; expected an evaluation"), ("nosuch", "no such file or folder")):
         with pytest.raises(DataError, match=said):
             view_results(tmp_path / place, tmp_path / "page.html")
 
@@ -230,7 +230,7 @@ def test_a_place_that_is_nothing_is_refused(tmp_path: Path) -> None:
 )
 def test_a_broken_metrics_file_is_named(measured: Path, text: str) -> None:
     (measured / "eval" / "metrics.json").write_text(text)
-    with pytest.raises(DataError, match=r"metrics\.json: not what `prism eval` writes there"):
+    with pytest.raises(DataError, match=r"metrics\.json: not written by `prism eval`"):
         find_documents(ShownResults.named([measured / "eval"]))
 
 

@@ -144,7 +144,7 @@ def test_many_searches_are_watched_without_reading_them_again(tmp_path: Path, mo
 def test_a_search_without_rounds_is_refused(tmp_path: Path) -> None:
     out = searched(tmp_path)
     (out / "rounds" / "mine-n4.jsonl").unlink()
-    with pytest.raises(DataError, match="kept no rounds; run it again with another --out"):
+    with pytest.raises(DataError, match="without its rounds; run it again with another --out"):
         documents(out)
 
 
@@ -152,7 +152,7 @@ def test_other_folders_are_no_searches(tmp_path: Path) -> None:
     (tmp_path / "rounds").mkdir()  # as in a run of `prism train`
     (tmp_path / "journal").mkdir()  # as `prism label` writes it
     (tmp_path / "settings.toml").write_text('task = "mine"\n')
-    with pytest.raises(DataError, match="nothing to look at; expected"):
+    with pytest.raises(DataError, match="no results to show; expected"):
         documents(tmp_path)
 
 

@@ -278,8 +278,8 @@ def test_a_full_disc_says_so_and_loses_nothing(recipe_file: Path, finished: Path
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)); "
     result = prism_process.run("train", recipe_file, "--out", out, code=limit + prism_process.PRISM)
     assert result.returncode == 2, result.stderr
-    assert "update-000002: cannot be written (File too large); nothing is left half-written." in result.stderr
-    assert "make room there and rerun the same command" in result.stderr
+    assert "update-000002: cannot be written (File too large); no partial file is left." in result.stderr
+    assert "free some space there and rerun the same command" in result.stderr
     command(recipe_file, out)
     assert losses(out) == losses(finished)
 

@@ -207,8 +207,7 @@ def test_long_chunks_do_not_wait_at_a_busy_worker(said: list[str], tmp_path: Pat
     assert (max(longest), said) == (1, ["Ray: 4 workers of 1 CPU core"])
     assert run("one", 1) == {"0": 10}
     assert said[1:] == [
-        "Ray: 3 of 4 workers are idle, since the work left is 1 chunk; a smaller --at-once makes more of them, and "
-        "smaller batches"
+        "Ray: 3 of 4 workers are idle: only 1 chunk left; --set at_once=N with a smaller N makes more, smaller chunks"
     ]
 
 

@@ -1,1 +1,1 @@
-"""Where the truth is known: the demo, the world that it lives in, and the paper's closed forms."""
+"""Experiments with known truth: the demo, its embedded world, and the paper's closed forms."""

@@ -1,4 +1,4 @@
-"""A report: the finding, then figures and tables, as one HTML page, as Markdown, and as JSON.
+"""Reports with a finding, figures and tables, as one HTML page, as Markdown and as JSON.
 
     report = Report("PRMBench", subtitle="my-prm, 2,290 items", finding="my-prm passes 30.5 % of the wrong steps.")
     with report.figure("fpr-fnr", caption="…", alt="…") as axes:
@@ -9,8 +9,8 @@
     report.metrics["fpr"] = 0.3
     report.write("out")
 
-`write` makes `report.html` (self-contained, light and dark), `report.md`, `figures/*.svg` and `metrics.json`. The first
-two end with the version, the date and the command; `metrics.json` depends on nothing but the data.
+`write` creates `report.html` (self-contained, light and dark), `report.md`, `figures/*.svg` and `metrics.json`. The
+first two end with the version, the date and the command; `metrics.json` depends only on the data.
 """
 
 from __future__ import annotations
@@ -81,26 +81,26 @@ __all__ = [
 ]
 
 PAGE = "report.html"
-"""The page of a report, in the folder that it is written to."""
+"""The file name of the page."""
 METRICS = "metrics.json"
 REM_PER_INCH = 6.4
-"""How large a figure's inch is shown: its text is then about as large as the page's."""
+"""The scale of figures: at this size their text is about as large as the page's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Panels side by side, or below each other where there is no room; `alt` says in words what they show."""
+    """Panels side by side, or stacked on narrow screens; `alt` describes them."""
 
     name: str
     svgs: tuple[str, ...]
     width: float
-    """Of a panel, in inches."""
+    """The width of a panel in inches."""
     caption: str
     alt: str
 
     @property
     def files(self) -> dict[str, str]:
-        """File name → SVG, a file per panel."""
+        """File name → SVG, one file per panel."""
         if len(self.svgs) == 1:
             return {f"{self.name}.svg": self.svgs[0]}
         return {f"{self.name}-{i}.svg": svg for i, svg in enumerate(self.svgs, 1)}
@@ -108,22 +108,22 @@ class Figure:
 
 @dataclass
 class Report:
-    """Collects blocks in the order they are shown, and metrics for machines."""
+    """Collects the blocks of a page, in order, and metrics for metrics.json."""
 
     title: str
     subtitle: str = ""
     finding: str = ""
-    """What was found, in one sentence of Markdown; the page opens with it."""
+    """The main result in one sentence of Markdown, at the top of the page."""
     metrics: dict[str, Any] = field(default_factory=dict)
     blocks: list[str | Table | Figure | Example] = field(default_factory=list)
-    """What is shown; a string is Markdown."""
+    """The content; a string is Markdown."""
 
     def text(self, markdown: str) -> None:
         """Add Markdown; headings start at ##."""
         self.blocks.append(markdown.strip())
 
     def notes(self, lines: Iterable[str]) -> None:
-        """Add a list of remarks, such as what was left out; nothing where there are none."""
+        """Add a list of remarks, if there are any."""
         if shown := [f"- {line}" for line in lines if line]:
             self.text("\n".join(shown))
 
@@ -136,10 +136,10 @@ class Report:
         best: Literal["columns", "rows"] | None = None,
         apart: Collection[str] = (),
     ) -> None:
-        """Add a table of plain-text cells, the best of each column (or row) in bold.
+        """Add a table of plain-text cells, with the best of each column (or row) in bold.
 
-        An arrow in its header, else in the caption, says which way is better (↑ or ↓). Rows (or columns) that are named
-        in `apart`, such as an oracle, are shown for orientation and never the best.
+        An arrow in the header, else in the caption, tells which way is better (↑ or ↓). Rows (or columns) named in
+        `apart`, such as an oracle, are never the best.
         """
         for row in rows:
             assert len(row) == len(headers), f"a row of {len(row)} cells under {len(headers)} headers: {row}"
@@ -158,7 +158,7 @@ class Report:
     def counts(
         self, name: str, counts: Mapping[str, float | None], *, caption: str, unit: str = "count", of: int | None = None
     ) -> None:
-        """Add a table of counts, if there are any, such as what was left out by reason; `of` adds shares of it."""
+        """Add a table of counts, if there are any, e.g. of skipped items by reason; `of` adds a column of shares."""
         rows = [[what, number(count), percent(count and of and count / of)] for what, count in counts.items()]
         if rows:
             columns = 2 if of is None else 3
@@ -168,10 +168,10 @@ class Report:
     def figure(
         self, name: str, *, caption: str, alt: str, size: tuple[float, float] | None = None, panels: int | None = None
     ) -> Iterator[Any]:
-        """Yield matplotlib axes (a list of them where `panels` are asked for) and add what was drawn on them.
+        """Yield matplotlib axes (a list of axes with `panels`) and add the figure that was drawn on them.
 
-        `name` becomes the file's name. `size` is that of one panel in inches: a phone is about four wide, a page ten.
-        By default up to two panels are in a row, and three where there are more.
+        `name` is the name of the file. `size` is the size of one panel in inches: a phone is about four wide, a page
+        ten. The default size fits two panels in a row, or three if there are more than two.
         """
         size = size or ((4.4, 3.3) if (panels or 1) <= 2 else (3.1, 2.8))
         assert re.fullmatch(r"[a-z0-9-]+", name), f"a figure's name is a file name: {name!r}"
@@ -189,11 +189,11 @@ class Report:
         caption: str,
         truths: Sequence[str] = (),
     ) -> None:
-        """Add a solution whose steps are colored by each PRM's score; `truths` are "right", "wrong" or ""."""
+        """Add a solution with its steps colored by each PRM's score; `truths` are "right", "wrong" or ""."""
         self.blocks.append(Example(problem, steps, scores, truths or [""] * len(steps), caption))
 
     def markdown(self, made: str = "") -> str:
-        """The report as Markdown, with figures as files beside it; `made` says by what."""
+        """The report as Markdown, with figures as separate files; `made` is the last line."""
         parts = [f"# {self.title}", self.subtitle, self.finding and f"> {self.finding}"]
         for block in self.blocks:
             match block:
@@ -211,7 +211,7 @@ class Report:
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def html(self, made: str = "") -> str:
-        """The report as one page that needs nothing else; `made` says by what."""
+        """The report as one self-contained page; `made` is the last line."""
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markdown_it import MarkdownIt
         from markupsafe import Markup
@@ -219,7 +219,7 @@ class Report:
         renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
 
         def rendered(markdown: str) -> Markup:
-            # Long tables scroll by themselves; the page never does sideways. No line begins with a percent sign.
+            # Wide tables scroll, so that the page never scrolls sideways. No line starts with a percent sign.
             html = renderer.render(re.sub(r"(?<=\d) %", "\u00a0%", markdown))
             return Markup(html.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>"))
 
@@ -237,9 +237,9 @@ class Report:
         )  # fmt: skip
 
     def write(self, folder: str | Path) -> Path:
-        """Write report.html, report.md, figures/ and metrics.json into `folder`; returns the page's path.
+        """Write report.html, report.md, figures/ and metrics.json to `folder`; returns the page's path.
 
-        An earlier report there goes first and metrics.json comes last, so a killed process leaves no mixture of two.
+        An earlier report is removed first and metrics.json is written last, so a killed process never leaves a mixture.
         """
         folder, made = Path(folder), _made()
         page = self.html(made)
@@ -256,14 +256,14 @@ class Report:
 
 
 def remove_report(folder: str | Path) -> None:
-    """Remove the report in a folder, if there is one, before files that it is about are replaced."""
+    """Remove the report in a folder, if there is one, before the files it describes are replaced."""
     for name in (METRICS, PAGE, "report.md"):
         with writing(path := Path(folder) / name):
             path.unlink(missing_ok=True)
 
 
 def _made() -> str:
-    """Version, date and, if `prism` was called, the command; SOURCE_DATE_EPOCH makes the date reproducible."""
+    """Version, date and the `prism` command, if there is one; SOURCE_DATE_EPOCH makes the date reproducible."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     now = datetime.now(UTC) if epoch is None else datetime.fromtimestamp(int(epoch), UTC)
     program = Path(sys.argv[0])
@@ -273,7 +273,7 @@ def _made() -> str:
 
 
 def plain_json(value: Any) -> Any:
-    """Records, tuples and numpy values as what JSON knows; NaN ("no data") becomes null."""
+    """Convert dataclasses, tuples and numpy values to JSON types; NaN ("no data") becomes null."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain_json(asdict(value))
     if isinstance(value, Mapping):
@@ -288,5 +288,5 @@ def plain_json(value: Any) -> Any:
 
 
 def escaped(text: str) -> str:
-    """Plain text, such as a PRM's name, escaped for Markdown."""
+    """Escape plain text, such as a PRM's name, for Markdown."""
     return re.sub(r"([\\`*<&]|(?<!\w)_|_(?!\w)|\](?=\())", r"\\\1", text)

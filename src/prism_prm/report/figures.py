@@ -1,7 +1,7 @@
-"""Figures as SVG that follow the page into dark mode; the one place that imports matplotlib.
+"""Figures as SVG with light and dark colors; the only module that imports matplotlib.
 
-Ink, grid and series are drawn in fixed colors that become CSS variables, each with a light and a dark value. Text
-stays text, nothing depends on the clock or on global state, so the same data gives the same bytes.
+Ink, grid and series are drawn in fixed colors that become CSS variables with a light and a dark value. Text stays text.
+Nothing depends on the clock or on global state, so the same data gives the same bytes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from prism_prm.stats import Interval
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one system is drawn in every figure: color, and a line and marker that do without color."""
+    """The color, line and marker of one system in every figure; lines and markers also differ without color."""
 
     color: str
     line: str | tuple[int, tuple[int, ...]]
-    """matplotlib's name of a line style, or its own notation (offset, dashes)."""
+    """A line style of matplotlib: a name, or (offset, dashes)."""
     marker: str
 
     @property
     def line_kwargs(self) -> dict[str, Any]:
-        """For `axes.plot`."""
+        """Arguments of `axes.plot`."""
         return {"color": self.color, "linestyle": self.line, "marker": self.marker}
 
 
@@ -45,7 +45,7 @@ STYLES: tuple[Style, ...] = (
     Style("#3d8fc4", (0, (3, 1, 1, 1)), "P"),
     Style("#6b6b6b", (0, (1, 1)), "X"),
 )
-"""After Okabe and Ito, darkened where they would be faint on white; told apart by every common color vision."""
+"""Colors after Okabe and Ito, some darkened for white paper; distinguishable with common color blindness."""
 
 _INK, _GRID = "#010203", "#040506"
 _THEME = {
@@ -79,25 +79,25 @@ _STYLE = {
     "xtick.color": _INK,
     "ytick.color": _INK,
     "legend.frameon": False,
-    "legend.loc": "upper right",  # the default looks for a free place, which takes long with many points
+    "legend.loc": "upper right",  # the default searches for a free place, which is slow with many points
     "legend.fontsize": 9,
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
     "svg.fonttype": "none",
-    "text.parse_math": False,  # names and titles are plain text, also with dollar signs
+    "text.parse_math": False,  # dollar signs in names and titles are plain text
 }
 
 
 @dataclass
 class Picture:
-    """What is being drawn: axes, a panel each; `svgs` are there once the block ends."""
+    """Axes to draw on, one per panel; `svgs` is filled when the block ends."""
 
     axes: list[Any]
     svgs: list[str] = field(default_factory=list)
 
 
 def styles(names: Sequence[str]) -> dict[str, Style]:
-    """One style per system, by its place in the list; beyond seven systems they repeat."""
+    """A style for each system, in order; after seven systems they repeat."""
     return {name: STYLES[i % len(STYLES)] for i, name in enumerate(names)}
 
 
@@ -111,7 +111,7 @@ def draw_curve(
     band: bool = True,
     mark: int | None = None,
 ) -> None:
-    """A line through some values, with a band where these have intervals; a marker each, or one alone at `mark`."""
+    """Draw a line, with a band if the values have intervals; with markers at all points, or only at `mark`."""
     values = [point.value if isinstance(point, Interval) else point for point in points]
     only = {} if mark is None else {"markevery": [mark], "markersize": 8}
     axes.plot(x, values, label=_label(name), **style.line_kwargs, **only)
@@ -121,7 +121,7 @@ def draw_curve(
 
 
 def draw_groups(axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[Interval]]) -> None:
-    """Values with their intervals, group by group, a marker per system beside each other."""
+    """Draw values with intervals by group, the systems side by side."""
     places = np.arange(len(groups), dtype=float)
     for i, (name, style) in enumerate(styles(list(series)).items()):
         value, low, high = np.array([[v.value, v.low, v.high] for v in series[name]]).T
@@ -135,14 +135,14 @@ def draw_groups(axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[
 
 
 def _label(name: str) -> str:
-    """The name as the label of a curve; matplotlib's legends would leave out one that begins with an underscore."""
+    """The label of a curve; matplotlib would omit one that starts with an underscore from the legend."""
     return f"\u200b{name}" if name.startswith("_") else name
 
 
 def nested(drawn: Mapping[str, Style]) -> dict[str, dict[str, Any]]:
-    """How to plot each of several lines so that none hides another where they meet.
+    """Plot arguments for several lines that may overlap, such that none hides another.
 
-    The first is the widest and lies below the others; markers are hollow, each larger than the one on top of it.
+    The first is the widest and at the bottom; markers are hollow, each larger than the one on top of it.
     """
     last = len(drawn) - 1
     return {
@@ -164,15 +164,15 @@ def finish(
     ns: Sequence[float] = (),
     names_at_ends: bool = False,
 ) -> None:
-    """Labels, ticks and the legend of what was drawn.
+    """Add labels, ticks and the legend.
 
     Args:
-        axes: where it was drawn.
+        axes: the axes that were drawn on.
         x: label of the horizontal axis.
         y: label of the vertical axis.
-        title: above the axes.
+        title: the title above the axes.
         percent: "x", "y", "xy" or "": the axes whose shares are shown as percent, without the sign.
-        ns: counts along x that about double from one to the next; each is a tick.
+        ns: counts along x that roughly double; each is a tick.
         names_at_ends: name the lines at their right ends instead of in a legend.
     """
     axes.set(xlabel=x, ylabel=y, title=title)
@@ -180,7 +180,7 @@ def finish(
         getattr(axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{100 * value:.4g}".replace("-", "−"))
     if len(ns):
         axes.set_xscale("log", base=2)
-        # 32 and 40 would be printed over each other; the last one matters more.
+        # 32 and 40 would overlap; the last one matters more.
         crowded = {n for n, after in itertools.pairwise(ns) if after < 1.5 * n}
         axes.set_xticks(ns, ["" if n in crowded else f"{n:,.0f}" for n in ns])
         axes.minorticks_off()
@@ -188,16 +188,16 @@ def finish(
 
 
 def _name_lines(axes: Any) -> None:
-    """Each line's name at its right end instead of a legend, apart from each other where the ends are not.
+    """Write each line's name at its right end instead of a legend, moved apart where they would overlap.
 
-    Call it when the axes' limits are set.
+    Call it after the limits of the axes are set.
     """
     low, high = axes.get_ylim()
     gap = 0.062 * (high - low)
     lines = sorted((line for line in axes.get_lines() if len(line.get_xdata())), key=lambda line: line.get_ydata()[-1])
     ends = [float(line.get_ydata()[-1]) for line in lines]
     places = list(ends)
-    for _ in range(200):  # push neighbours apart until all have room, within the axes
+    for _ in range(200):  # push neighbors apart until all have room, within the axes
         for i in range(len(places) - 1):
             short = gap - (places[i + 1] - places[i])
             if short > 0:
@@ -213,21 +213,18 @@ def _name_lines(axes: Any) -> None:
 
 
 def _legend(axes: Any) -> None:
-    """What the lines are, below the axes, in as many columns as there is room for.
-
-    Inside the axes it would lie on curves.
-    """
+    """Add a legend below the axes, where it covers no curves, in as many columns as fit."""
     names = axes.get_legend_handles_labels()[1]
     if not names:
         return
     longest = max(map(len, names))
-    room = 72 * axes.figure.get_figwidth() / (5.5 * longest + 40)  # points, of a letter and of the line beside it
+    room = 72 * axes.figure.get_figwidth() / (5.5 * longest + 40)  # points per letter, and for the line sample
     axes.figure.legend(loc="outside lower center", ncols=max(1, min(len(names), 3, int(room))))
 
 
 @contextlib.contextmanager
 def drawing(name: str, alt: str, size: tuple[float, float], panels: int) -> Iterator[Picture]:
-    """Axes in our style, each a picture by itself, so that a page can put them where there is room."""
+    """Yield axes in the style of reports. Each panel is a separate SVG, so that a page can arrange them."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -243,7 +240,7 @@ def drawing(name: str, alt: str, size: tuple[float, float], panels: int) -> Iter
 
 
 def _themed(svg: str, name: str, alt: str) -> str:
-    """Bare `<svg>` with colors as variables and ids of its own, so that many can stand in one page."""
+    """A bare `<svg>` with colors as variables and unique ids, so that one page can hold many."""
     svg = svg[svg.index("<svg") :]
     for drawn, (variable, light, _) in _THEME.items():
         svg = svg.replace(drawn, f"var({variable}, {light})")

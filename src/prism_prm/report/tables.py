@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them: percent with intervals, the best cells in bold, and examples."""
+"""Format numbers and tables: percent with intervals, the best cells in bold, and examples."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from prism_prm.arrays import Floats
 from prism_prm.stats import Comparison, Interval
 
 NO_DATA = "–"
-"""What a table shows where there is nothing to compute from."""
+"""A cell without data."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with `digits` decimals; whole numbers get thousands separators; "–" where there is none."""
+    """A number with `digits` decimals; integers get thousands separators; "–" for no data."""
     if value is None or math.isnan(value):
         return NO_DATA
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
 
 
 def percent(found: float | Interval | Comparison | None, *, digits: int = 1) -> str:
-    """A share as percent without the sign, with its interval where it has one: `61.1 [59.2, 63.0]`."""
+    """A share as percent without the sign, with its interval if it has one: `61.1 [59.2, 63.0]`."""
     value, low, high = _parts(found)
     if value is None or math.isnan(value):
         return NO_DATA
@@ -51,7 +51,7 @@ def _parts(found: float | Interval | Comparison | None) -> tuple[float | None, f
 
 
 def p_value(value: float | None) -> str:
-    """A p-value as people write it."""
+    """A p-value: two digits, or `< 0.01`."""
     if value is None or math.isnan(value):
         return NO_DATA
     return "< 0.01" if value < 0.01 else f"{value:.2f}"
@@ -69,18 +69,18 @@ class Table:
 
     @property
     def num_intervals(self) -> int:
-        """How many values of a row have intervals: these stand below the values where the table would be too wide."""
+        """The most intervals in a row: if a table would be too wide, they are put below the values."""
         return max((sum("[" in cell for cell in row) for row in self.rows), default=0)
 
 
 def _value(cell: str) -> float | None:
-    """The number that a cell begins with."""
+    """The number at the start of a cell."""
     found = re.match(r"[+−]?[\d,]*\.?\d+", cell)
     return float(found[0].replace(",", "").replace("−", "-")) if found else None
 
 
 def best_cells(table: Table, *, by_row: bool, apart: Collection[str]) -> frozenset[tuple[int, int]]:
-    """The best cells of each column, or row, whose header or else the caption says by an arrow what is better."""
+    """The best cells of each column (or row) with an arrow in its header, or else in the caption."""
     lines = range(len(table.rows)) if by_row else range(1, len(table.headers))
     best: set[tuple[int, int]] = set()
     for line in lines:
@@ -98,18 +98,18 @@ def best_cells(table: Table, *, by_row: bool, apart: Collection[str]) -> frozens
 
 
 def split_interval(cell: str) -> tuple[str, str]:
-    """A cell's value and what follows it in brackets, which may stand below it where room is scarce."""
+    """The value of a cell, and its interval in brackets."""
     value, bracket, rest = cell.partition(" [")
     return value, bracket[1:] + rest
 
 
 def header(text: str) -> str:
-    """The head of a column or row, without line breaks before its arrow or a number, after `at` and in `Best-of-16`."""
+    """A header without line breaks before an arrow or a number, after `at` and in `Best-of-16`."""
     return re.sub(r" (?=[↑↓=\d])|(?<==) |(?<=\bat) ", "\u00a0", text).replace("Best-of-", "Best\u2011of\u2011")
 
 
 def unbroken_parts(name: str) -> str:
-    """The name of a row with line breaks at its dots only: `mine · weighted vote · min`."""
+    """The name of a row with line breaks only at its dots: `mine · weighted vote · min`."""
     parts = name.split(" · ")
     return name if len(parts) == 1 else " · ".join(part.replace(" ", "\u00a0") for part in parts)
 
@@ -128,36 +128,36 @@ def markdown_table(table: Table) -> str:
 
 
 MAX_LETTERS = 1500
-"""The size limit of the solution that is shown: nobody reads longer ones."""
+"""The size limit of an example in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A solution whose steps are colored by each PRM's score."""
+    """A solution with its steps colored by each PRM's score."""
 
     problem: str
     steps: Sequence[str]
     scores: Mapping[str, Sequence[float]]
     """PRM → P(right) of each step."""
     truths: Sequence[str]
-    """Of each step "right" or "wrong"; "" where nobody knows."""
+    """For each step "right", "wrong", or "" if unknown."""
     caption: str
 
     def as_table(self) -> Table:
-        """For Markdown, which has no colours."""
+        """For Markdown, which has no colors."""
         truths = [truth or NO_DATA for truth in self.truths]
         rows = zip(self.steps, truths, *(map(percent, own) for own in self.scores.values()), strict=True)
         return Table((self.problem, "truth", *self.scores), tuple(rows), self.caption)
 
 
 def most_telling(scores: Mapping[str, Floats], letters: Sequence[int]) -> int | None:
-    """Which of some wrong steps or solutions to show: where PRMs differ most; with one PRM, what it scores highest.
+    """The index of the wrong step or solution to show: where PRMs differ most; with one PRM, the highest score.
 
-    Of those that are alike within a percent, it is the one with the most to see.
+    Ties (within a percent) go to the longest one.
 
     Args:
-        scores: PRM → its score of each; NaN where it has none.
-        letters: how long each is; those that are too long to read are passed over.
+        scores: PRM → its score of each; NaN for no score.
+        letters: the length of each; those above MAX_LETTERS are skipped.
     """
     table = np.array(list(scores.values()))
     if not table.size:
@@ -169,6 +169,6 @@ def most_telling(scores: Mapping[str, Floats], letters: Sequence[int]) -> int | 
 
 
 def telling(what: str, prms: Sequence[str]) -> str:
-    """The caption of an example that was chosen so."""
+    """The caption of an example that was chosen by `most_telling`."""
     chosen = "on which the PRMs differ most" if len(prms) > 1 else f"that {prms[0]} scores highest"
     return f"An example: the {what} {chosen}. P(right) of each step (%)"

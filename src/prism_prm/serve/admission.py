@@ -1,8 +1,8 @@
-"""Admission: whether a request is taken, refused for now (429, 503) or refused for good (401, 403, 408, 413).
+"""Admission control: accept a request, or reject it temporarily (429, 503) or permanently (401, 403, 408, 413).
 
-`Gate` stands before every route: it checks the caller, reads the body within its limits, and counts requests.
-`Admission` knows what waits and how fast each model works. It accepts or refuses at once, and what it accepts is
-answered: it refuses what exceeds the queue in requests or tokens, or would miss its deadline at the present rate.
+`Gate` is the middleware around all routes: it checks the caller, reads the body within its limits, and counts requests.
+`Admission` tracks the queue and the speed of each model. It accepts or rejects at once: it rejects requests that exceed
+the queue in requests or tokens, or would miss their deadline at the current speed, and it answers all it accepts.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BODIES = 32
-"""Bodies of the largest size that may be read at the same time; of smaller ones, more."""
-UNEXPECTED = "An unexpected error; the server's log says where."
-HUNG_UP = 499
-"""The status that is counted for a client that did not wait."""
-FAREWELL = 2.0
-"""Seconds in which a client may send the rest of a refused request before its connection is closed."""
-LONGEST_RETRY = 60
+"""How many bodies of the maximum size may be read at the same time; more if they are smaller."""
+UNEXPECTED = "An unexpected error; see the server's log."
+CLIENT_CLOSED = 499
+"""The status that is counted if the client closed the connection."""
+DISCARD_SECONDS = 2.0
+"""How long the rest of a rejected request is read before its connection is closed."""
+MAX_RETRY_AFTER = 60
 SAFETY = 0.5
 """The fraction of the deadline that a request may be expected to wait; the rest is for errors of the estimate."""
-UNKNOWN = 8
-"""Requests that may wait while nobody knows how fast their model is."""
-FAR = 8
-"""How many times too large a request must look by its bytes to be refused before it is read."""
-MEMORY = 0.8
-"""Weight of the past in moving averages."""
-DENSITY = 0.25
-"""Tokens per byte of a request, before one was read."""
-SMALL = 512
-"""Below so many tokens, a batch's fixed costs outweigh them."""
+MAX_UNMEASURED = 8
+"""How many requests may wait for a model whose speed is unknown."""
+GUESS_SLACK = 8
+"""A request is rejected by its size in bytes only if the guess exceeds the limit by this factor."""
+SMOOTHING = 0.8
+"""The weight of the past in moving averages."""
+TOKENS_PER_BYTE = 0.25
+"""The initial guess, before any request was read."""
+SMALL_BATCH = 512
+"""Tokens below which the fixed costs of a batch dominate."""
 
 
 class RefusedError(Exception):
-    """A request that the server does not take now (429, 503) or never (413)."""
+    """A request that the server rejects temporarily (429, 503) or permanently (413)."""
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -63,34 +63,34 @@ class RefusedError(Exception):
 
 @dataclass(eq=False)
 class Reservation:
-    """What one request takes of the queue: a guess by its bytes until its tokens are counted."""
+    """The share of the queue that a request takes: guessed from its bytes until its tokens are counted."""
 
     model: str | None
-    """None if no model is asked."""
+    """None if it needs no model."""
     tokens: int = 0
     work: int = 0
-    """Those of the tokens that the model has to read; others are in its cache."""
+    """The tokens that the model has to read; the others are in its cache."""
     num_running: int = 0
-    """How many of its items are in the batch that is being scored."""
+    """The number of its items in the batch that is being scored."""
     is_left: bool = False
-    """Whether nobody waits for it any more."""
+    """Whether the client no longer waits for it."""
 
 
 class Admission:
-    """What waits for the models, and how long it will take at the rate of each."""
+    """Tracks waiting requests, and estimates how long they will take."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
         self.is_loaded = self.is_draining = False
         self.num_requests = self.tokens = 0
-        """How many are waiting or being worked on."""
+        """Waiting or being processed."""
         self.rates: dict[str, float] = {}
-        """Tokens per second of each model that has worked."""
+        """Measured tokens per second of each model."""
         self._work: Counter[str | None] = Counter()
-        self._density = self._work_density = DENSITY
+        self._density = self._work_density = TOKENS_PER_BYTE
 
     def check_room(self, num_bytes: int = 0) -> None:
-        """Refuse what would be refused anyway before a body of this size is read, since reading takes time, too."""
+        """Raise RefusedError early, before a body of this size is read, if it would be rejected anyway."""
         if not self.is_loaded:
             raise RefusedError(503, "The models are being loaded.", 5)
         if self.is_draining:
@@ -101,10 +101,10 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def admit(self, model: str | None, since: float, num_bytes: int) -> AsyncIterator[Reservation]:
-        """A reservation for a request that came at `since` (monotonic); TimeoutError at its deadline."""
+        """Reserve room for a request that arrived at `since` (monotonic); TimeoutError at its deadline."""
         self.check_room()
         tokens, work = self.guess(model, num_bytes)
-        self._check_size(tokens, FAR * self.settings.max_tokens, "About ")
+        self._check_size(tokens, GUESS_SLACK * self.settings.max_tokens, "About ")
         self._check_wait(model, tokens, work)
         reservation = Reservation(model)
         self.resize(reservation, tokens, work)
@@ -118,46 +118,46 @@ class Admission:
             self.release(reservation)
 
     def count(self, reservation: Reservation, tokens: int, work: int) -> None:
-        """Replace the guess by what was counted, or refuse it."""
+        """Replace the guess by the counted tokens; RefusedError if they exceed the limits."""
         self._check_size(tokens, self.settings.max_tokens)
         self.resize(reservation, 0, 0)
         self._check_wait(reservation.model, tokens, work)
         self.resize(reservation, tokens, work)
 
     def resize(self, reservation: Reservation, tokens: int, work: int) -> None:
-        """Change what a request takes."""
+        """Change the size of a reservation."""
         self.tokens += tokens - reservation.tokens
         self._work[reservation.model] += work - reservation.work
         reservation.tokens, reservation.work = tokens, work
 
     def release(self, reservation: Reservation) -> None:
-        """Free what a request took, unless the model still works on it."""
+        """Free a reservation, unless the model still works on it."""
         if not reservation.num_running:
             self.resize(reservation, 0, 0)
 
     def guess(self, model: str | None, num_bytes: int) -> tuple[int, int]:
-        """Tokens, and those to read, of a request of so many bytes, if it is like the last ones."""
+        """(tokens, tokens to read) of a request of this size, guessed from recent requests."""
         return int(num_bytes * self._density), int(num_bytes * self._work_density) if model else 0
 
     def note_density(self, tokens: int, work: int, num_bytes: int) -> None:
-        """What a request of so many bytes has turned out to be."""
+        """Update the guess by the counted tokens of a request."""
         self._density = _mean(self._density, tokens / max(1, num_bytes))
         self._work_density = _mean(self._work_density, work / max(1, num_bytes))
 
     def note_rate(self, model: str, tokens: int, seconds: float, *, is_full: bool) -> None:
-        """How long a batch took, and whether more would have exceeded a batch's limits."""
+        """Update the speed of a model by a batch; `is_full`: the batch was at its limits."""
         if tokens <= 0:
             return
         now, before = tokens / max(seconds, 1e-6), self.rates.get(model)
         if before is None:
             self.rates[model] = now
-        elif tokens < SMALL and not is_full:  # more would have taken hardly longer
+        elif tokens < SMALL_BATCH and not is_full:  # a larger batch would hardly have taken longer
             self.rates[model] = max(before, _mean(before, now))
-        else:  # it falls at once and rises slowly: a refused request comes again, a late one is lost
+        else:  # falls at once and rises slowly: a rejected request is retried, a late one is lost
             self.rates[model] = min(now, _mean(before, now))
 
     def seconds(self, model: str | None = None, work: int = 0) -> float:
-        """How long what waits will take, and more work for a model; a model of unknown rate counts nothing."""
+        """The expected time for all waiting work plus `work` for `model`; models of unknown speed count as 0."""
         waiting = sum(self._work[name] / rate for name, rate in list(self.rates.items()))
         rate = self.rates.get(model or "")
         return waiting + (work / rate if rate else 0.0)
@@ -171,27 +171,27 @@ class Admission:
             )
 
     def _check_wait(self, model: str | None, tokens: int, work: int) -> None:
-        """Refuse what would have to wait too long; if nothing waits, anything may come."""
+        """Reject a request that would wait too long; if nothing waits, accept any."""
         if not self.tokens:
             return
         if self.tokens + tokens > self.settings.max_tokens:
             raise RefusedError(429, f"{self.tokens:,} tokens are waiting already.", self._retry_after())
-        if model is not None and model not in self.rates and self.num_requests > UNKNOWN:
+        if model is not None and model not in self.rates and self.num_requests > MAX_UNMEASURED:
             raise RefusedError(429, "Too many requests are waiting for the model's first answer.", 1)
         if self.seconds(model, work) > SAFETY * self.settings.deadline:
             raise RefusedError(429, "This request would not be answered before its deadline.", self._retry_after())
 
     def _retry_after(self) -> int:
-        """Seconds until half of what is waiting should be done."""
-        return min(LONGEST_RETRY, max(1, math.ceil(0.5 * self.seconds())))
+        """Seconds until half of the waiting work should be done."""
+        return min(MAX_RETRY_AFTER, max(1, math.ceil(0.5 * self.seconds())))
 
 
 def _mean(before: float, now: float) -> float:
-    return MEMORY * before + (1 - MEMORY) * now
+    return SMOOTHING * before + (1 - SMOOTHING) * now
 
 
 class Gate:
-    """The ASGI application around all routes. Of `paths`, metrics have the name; `open_paths` need no key."""
+    """The ASGI middleware around all routes. Metrics are labeled by `paths`; `open_paths` need no key."""
 
     def __init__(
         self, app: ASGIApp, engine: ServeEngine, keys: KeyRing, paths: Collection[str], open_paths: Collection[str]
@@ -199,21 +199,21 @@ class Gate:
         self.app, self.engine, self.keys, self.paths, self.open_paths = app, engine, keys, paths, open_paths
         self.admission = engine.admission
         self._reading = 0
-        """Bytes of bodies that are being read."""
+        """Bytes of all bodies that are being read."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         started = scope["started"] = time.monotonic()
-        status = HUNG_UP
+        status = CLIENT_CLOSED
         incoming = _Incoming(receive)
 
-        async def noted(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if self.admission.is_draining:  # or the client's next request would meet a closing connection
+                if self.admission.is_draining:  # or the client's next request would hit a closing connection
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
@@ -226,15 +226,15 @@ class Gate:
                 scope["size"] = len(incoming.replayed)
                 if self.admission.settings.log_text:
                     log.warning("%s %s", scope["path"], incoming.replayed.decode("utf-8", "replace"))
-            await self.app(scope, incoming, noted)
+            await self.app(scope, incoming, send_and_note)
         except ConnectionError:
-            pass  # the client has hung up, so there is no one to answer
+            pass  # the client is gone
         except RefusedError as refused:
-            await self._refuse(refused, incoming, noted)
+            await self._refuse(refused, incoming, send_and_note)
         except Exception as error:
             log_failure(scope["path"], error)
-            if status == HUNG_UP:
-                await error_response(500, UNEXPECTED)(scope, incoming, noted)
+            if status == CLIENT_CLOSED:
+                await error_response(500, UNEXPECTED)(scope, incoming, send_and_note)
         finally:
             route = scope["path"] if scope["path"] in self.paths else "other"
             seconds = time.monotonic() - started
@@ -243,12 +243,12 @@ class Gate:
             log.info("%s %s %d %.3f s", scope["method"], route, status, seconds)
 
     def _check_caller(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Note the caller as `scope["owner"]`: requests of different owners share nothing."""
+        """Check the key and set `scope["owner"]`; requests of different owners share no cache."""
         scope["owner"] = owner = self.keys.owner(headers.get(b"authorization", b"").decode("latin-1"))
         if self.keys and owner is None:
             raise RefusedError(401, "A key is needed: Authorization: Bearer KEY.")
         if not self.keys and self.admission.settings.is_local:
-            # A page of the web may reach this machine under a name of its own, but not under an address.
+            # Against DNS rebinding: a web page may reach this machine under a host name, but not under an address.
             try:
                 name = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or "localhost"
                 if name != "localhost":
@@ -288,8 +288,8 @@ class Gate:
         return bytes(data)
 
     async def _refuse(self, refused: RefusedError, incoming: _Incoming, send: Send) -> None:
-        """Answer with an error. If its connection ends with it, first read the rest of the request for a while: closing
-        a connection with unread data would cut off the answer."""
+        """Send an error. If the connection is closed after it, read the rest of the request for a while first: closing
+        a connection with unread data would lose the answer."""
         response = error_response(refused.status, str(refused), refused.retry_after)
         if refused.status in (408, 413):
             response.headers["Connection"] = "close"
@@ -298,14 +298,14 @@ class Gate:
         await send({"type": "http.response.body", "body": response.body, "more_body": reads_on})
         if reads_on:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FAREWELL):
+                async with asyncio.timeout(DISCARD_SECONDS):
                     while incoming.has_more:
                         await incoming()
             await send({"type": "http.response.body", "body": b""})
 
 
 class _Incoming:
-    """What a client sends, with a body that was read put back."""
+    """Wraps `receive`, and replays a body that was read already."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive, self.has_more = receive, True
@@ -321,12 +321,12 @@ class _Incoming:
 
 
 def log_failure(path: str, error: BaseException) -> None:
-    """Log where something failed, without the error's message, which may hold a request's text."""
+    """Log where a request failed, without the error's message, which may contain text of the request."""
     log.error("%s failed with %s:\n%s", path, type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
 
 
 def error_response(status: int, message: str, retry_after: int | None = None) -> JSONResponse:
-    """An error as OpenAI's and vLLM's clients read it."""
+    """An error in the format of OpenAI and vLLM."""
     phrase = HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "")
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
     if status == 401:

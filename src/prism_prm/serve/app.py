@@ -1,4 +1,4 @@
-"""The HTTP API: requests become items to score, their scores become answers, and errors have one shape."""
+"""The HTTP API: routes, conversion of requests to items and of scores to responses, and one format for errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from prism_prm.net import ServerError
 from prism_prm.rl.openrlhf import completion_in, problem_in
 from prism_prm.scorer import sigmoid
 from prism_prm.serve import schemas
-from prism_prm.serve.admission import HUNG_UP, UNEXPECTED, Gate, RefusedError, error_response, log_failure
+from prism_prm.serve.admission import CLIENT_CLOSED, UNEXPECTED, Gate, RefusedError, error_response, log_failure
 from prism_prm.serve.engine import ServeEngine
 from prism_prm.serve.models import ItemScores, ServedItem, ServedModel
 from prism_prm.serve.page_documents import Document, ShownResults, encode, find_documents, listing
@@ -42,20 +42,19 @@ from prism_prm.steps import cut_steps
 from prism_prm.tree import ROOT, Step, StepTree
 
 ABOUT = (
-    "Process reward models behind HTTP. Every route but /health and the page at / needs a key, where the "
-    "server has keys."
+    "Process reward models behind HTTP. If the server has keys, every route but /health and the page at / needs one."
 )
 SEPARATOR = "<extra_0>"
 """Ends a step in the assistant's turn."""
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
 """What chat templates put after a completion."""
 PATHS = 500_000
-"""Steps on all paths of a request's trees: each path gets a score, and a deep tree with many leaves has far more of
-them than it has nodes."""
+"""The limit of steps on all paths of a request's trees. Each path gets a score, and a deep tree with many leaves has
+far more steps on its paths than nodes."""
 LOGGED = 100
-"""Distinct warnings that are logged; clients could send texts that each give another one."""
+"""How many distinct warnings are logged; every request could cause another one."""
 KEPT = 16
-"""Documents that are kept as they were last made."""
+"""How many documents are cached."""
 OPEN_PATHS = frozenset({"/health", "/", *(f"/page/{name}" for name in NAMES)})
 """Paths that need no key: the page's own files hold no data."""
 TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
@@ -67,7 +66,7 @@ _answer_ids = itertools.count()
 
 
 class DocumentCache:
-    """The documents of results, each made once for a state of its files."""
+    """A cache of documents; an entry is valid while the files of its document do not change."""
 
     def __init__(self, results: ShownResults) -> None:
         self.results = results
@@ -75,11 +74,11 @@ class DocumentCache:
         self._lock = threading.Lock()
 
     def documents(self) -> dict[str, Document]:
-        """What is there now; a place that has become unreadable says so, and the others are shown."""
+        """The current documents; a place that cannot be read gets a document with the error."""
         return find_documents(self.results, show_broken=True)
 
     def body(self, name: str, document: Document, stamp: str) -> bytes:
-        """The body for a state of the files; one at a time, since a large one takes memory."""
+        """The body for a state of the files; built one at a time, since a large one takes memory."""
         with self._lock:
             kept = self._bodies.pop(name, None)
             if kept is None or kept[0] != stamp:
@@ -91,7 +90,7 @@ class DocumentCache:
 
 
 def build_app(engine: ServeEngine, keys: KeyRing, results: ShownResults) -> Gate:
-    """The application that serves an engine's models, and results to look at."""
+    """The application that serves the models of an engine, and results."""
 
     @asynccontextmanager
     async def running(_app: FastAPI) -> AsyncIterator[None]:
@@ -110,7 +109,7 @@ def build_app(engine: ServeEngine, keys: KeyRing, results: ShownResults) -> Gate
     kinds = RefusedError, RequestValidationError, HTTPException, PrismError, TimeoutError, ConnectionError, Exception
     for kind in kinds:
         app.add_exception_handler(kind, _answer_error)
-    # Swagger's page, with files that are installed and not fetched.
+    # Swagger UI from installed files, not from a CDN.
     app.mount("/docs/files", StaticFiles(directory=swagger_ui_path), name="docs-files")
 
     @app.get("/docs", include_in_schema=False)
@@ -125,7 +124,7 @@ def build_app(engine: ServeEngine, keys: KeyRing, results: ShownResults) -> Gate
 
     for path in app.openapi()["paths"].values():
         for route in path.values():
-            route["responses"].pop("422", None)  # such bodies are answered with 400
+            route["responses"].pop("422", None)  # invalid bodies get 400
     return Gate(app, engine, keys, {route.path for route in router.routes if isinstance(route, APIRoute)}, OPEN_PATHS)
 
 
@@ -134,8 +133,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         case RefusedError():
             return error_response(error.status, str(error), error.retry_after)
         case RequestValidationError():
-            # Of a body that may have several forms, the one that fits best has its mistake deepest. What stands there
-            # is not repeated.
+            # Of several possible schemas, the one that fits best has the deepest error. The input is not repeated.
             found = max(error.errors(), key=lambda one: len(one["loc"]))
             where = ".".join(str(part) for part in found["loc"] if part != "body")[:200]
             message = str(found["msg"]).removeprefix("Value error, ")
@@ -157,16 +155,16 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             deadline = request.app.state.engine.settings.deadline
             return error_response(504, f"Not answered within {deadline:g} seconds.", 1)
         case ConnectionError():
-            return Response(status_code=HUNG_UP)
-    return error_response(500, UNEXPECTED)  # the gate sees and logs it
+            return Response(status_code=CLIENT_CLOSED)
+    return error_response(500, UNEXPECTED)  # the gate logs it
 
 
 def _described(answer: type) -> dict[str, Any]:
-    """What OpenAPI says of a route's answers."""
+    """The responses of a route for OpenAPI."""
     errors = {
-        400: "not readable", 401: "no key", 404: "no such model", 413: "too large", 429: "busy: retry later",
+        400: "invalid request", 401: "no key", 404: "no such model", 413: "too large", 429: "busy: retry later",
         502: "the server of a critic or remote PRM failed", 503: "not ready, or a server behind it is busy",
-        504: "too slow",
+        504: "timed out",
     }  # fmt: skip
     return {
         "responses": {200: {"model": answer}}
@@ -176,13 +174,13 @@ def _described(answer: type) -> dict[str, Any]:
 
 @router.get("/health")
 async def health() -> dict[str, str]:
-    """Whether the server runs; needs no key."""
+    """Whether the server is running; needs no key."""
     return {"status": "ok"}
 
 
 @router.get("/ready")
 async def ready(request: Request) -> dict[str, str]:
-    """Whether it takes requests: models are loaded, and it is not shutting down."""
+    """Whether the server accepts requests: the models are loaded, and it is not shutting down."""
     if not request.app.state.engine.is_ready:
         raise RefusedError(503, "The server is loading or shutting down.", 5)
     return {"status": "ready"}
@@ -196,14 +194,14 @@ async def version() -> dict[str, str]:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """What the server counts, in Prometheus' format."""
+    """Metrics in Prometheus format."""
     page = generate_latest(request.app.state.engine.metrics.registry)
     return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/v1/models", responses={200: {"model": schemas.ModelsAnswer}})
 async def models(request: Request) -> Response:
-    """The models, and what is special about each."""
+    """The served models and their properties."""
     served: Sequence[ServedModel] = list(request.app.state.engine.models.values())
     found = [
         {
@@ -218,13 +216,13 @@ async def models(request: Request) -> Response:
 
 @router.post("/pooling", **_described(schemas.PoolingAnswer))
 async def pooling(body: schemas.PoolingRequest, request: Request) -> Response:
-    """The steps of chats, texts or token ids, as vLLM scores them."""
+    """Score the steps of chats, texts or token ids, like vLLM."""
     model = _model(request, body.model)
     items, found = await _score(request, model, lambda: _pooling_items(model, body))
     data = []
     for i, scores in enumerate(found):
         log_odds_N = scores.log_odds_NO[:, 0]
-        # Each is computed by itself: neither is 1 minus the rounded other.
+        # Each is computed from the log-odds: 1 minus the rounded other would lose digits.
         rows = np.stack([sigmoid(-log_odds_N), sigmoid(log_odds_N)], axis=1).tolist()
         data.append({"index": i, "object": "pooling", "data": rows})
     return _answer(request, model, "pooling", items, found, {"data": data})
@@ -232,7 +230,7 @@ async def pooling(body: schemas.PoolingRequest, request: Request) -> Response:
 
 @router.post("/v1/steps", **_described(schemas.StepsAnswer))
 async def steps(body: schemas.StepsRequest, request: Request) -> Response:
-    """The steps of solutions and trees: probabilities, log-odds, first error, and the score of each solution."""
+    """Score the steps of solutions and trees: probabilities, log-odds, first error, and the score of each solution."""
     model = _model(request, body.model)
     items, found = await _score(request, model, lambda: _steps_items(model, body))
     about = {"model_hash": model.model_hash, "aggregator": model.aggregator, "threshold": model.threshold}
@@ -245,7 +243,7 @@ async def steps(body: schemas.StepsRequest, request: Request) -> Response:
 
 @router.post("/v1/tokens", **_described(schemas.TokensAnswer))
 async def tokens(body: schemas.StepsRequest, request: Request) -> Response:
-    """How many tokens solutions and trees are, without scoring them."""
+    """Count the tokens of solutions and trees without scoring them."""
     model = _model(request, body.model)
     engine: ServeEngine = request.app.state.engine
     items = await engine.encode(
@@ -258,9 +256,9 @@ async def tokens(body: schemas.StepsRequest, request: Request) -> Response:
 
 @router.post("/get_reward", **_described(schemas.RewardAnswer))
 async def get_reward(
-    body: schemas.RewardRequest, request: Request, model: str | None = Query(None, description="Which model to use.")
+    body: schemas.RewardRequest, request: Request, model: str | None = Query(None, description="The model to use.")
 ) -> Response:
-    """The reward of each completion, as OpenRLHF asks for it: the score of its steps as one solution."""
+    """The reward of each completion for OpenRLHF: its score as a solution."""
     served = _model(request, model)
 
     def make() -> list[ServedItem]:
@@ -284,7 +282,7 @@ async def get_reward(
 
 @router.get("/", include_in_schema=False)
 def page() -> Response:
-    """The page on which people look at scores and results."""
+    """The page that shows scores and results."""
     text, policy = served_page()
     headers = SAFE | {"Content-Security-Policy": policy}
     return Response(text, media_type="text/html; charset=utf-8", headers=headers)
@@ -292,7 +290,7 @@ def page() -> Response:
 
 @router.get("/page/{name}", include_in_schema=False)
 def files(name: str) -> Response:
-    """A module or the style of the page."""
+    """A script or the stylesheet of the page."""
     if name not in NAMES:
         raise RefusedError(404, "The page has no such file.")
     return Response(own_file(name), media_type=TYPES[name.rpartition(".")[2]], headers=SAFE)
@@ -307,7 +305,7 @@ def documents(request: Request) -> Response:
 
 @router.get("/v1/documents/{name}")
 def document(name: str, request: Request) -> Response:
-    """One of them. With `If-None-Match`, 304 unless a file that it is made from has changed."""
+    """One document. With `If-None-Match`, 304 unless one of its files has changed."""
     cache: DocumentCache = request.app.state.cache
     found = cache.documents().get(name)
     if found is None:
@@ -334,29 +332,29 @@ def _model(request: Request, name: str | None) -> ServedModel:
 async def _score(
     request: Request, model: ServedModel, make: Callable[[], Sequence[ServedItem]]
 ) -> tuple[Sequence[ServedItem], list[ItemScores]]:
-    """Items and their scores; ends early when the client hangs up."""
+    """The items of a request and their scores; canceled when the client disconnects."""
     engine: ServeEngine = request.app.state.engine
     scope = request.scope
 
-    async def hung_up() -> None:
+    async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
     work = asyncio.ensure_future(engine.score(model.name, scope["owner"], make, scope["started"], scope["size"]))
-    gone = asyncio.ensure_future(hung_up())
+    disconnected = asyncio.ensure_future(disconnect())
     try:
-        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((work, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             raise ConnectionResetError
         return work.result()
     finally:
         work.cancel()
-        gone.cancel()
+        disconnected.cancel()
 
 
 def _pooling_items(model: ServedModel, body: schemas.PoolingRequest) -> list[ServedItem]:
-    """Texts and token ids as they are. In a chat the problem is the user's turn and the steps are the assistant's, and
-    the layout is that of the PRM's family.
+    """Texts and token ids are used as they are. In a chat, the problem is the user's turn and the steps are the
+    assistant's, laid out as the PRM's family needs them.
     """
     if (body.messages is None) == (body.input is None):
         raise DataError("give messages or input")
@@ -373,7 +371,7 @@ def _pooling_items(model: ServedModel, body: schemas.PoolingRequest) -> list[Ser
     turns = {role: message.text for role, message in zip(roles, body.messages, strict=True)}
     *steps, rest = turns["assistant"].split(SEPARATOR)
     if rest.strip() and steps:
-        raise DataError(f"text behind the last {SEPARATOR}; each step ends with one")
+        raise DataError(f"text after the last {SEPARATOR}; each step ends with one")
     if rest.strip():
         raise DataError(f"the assistant's turn has no {SEPARATOR}; each step ends with one")
     return [model.item(StepTree.chain(turns["user"], steps), turns.get("system"))]
@@ -408,13 +406,13 @@ def _tree(given: schemas.Solution | schemas.Text | schemas.Tree, number: int) ->
 
 
 def _without_end(text: str) -> str:
-    """A completion without white space and marks at its end; no regular expression, which may take quadratic time."""
+    """A completion without trailing white space and end tokens; a regular expression could take quadratic time."""
     end = len(text)
     while end:
         if text[end - 1].isspace():
             end -= 1
-        elif mark := next((mark for mark in _ENDS if text.endswith(mark, 0, end)), ""):
-            end -= len(mark)
+        elif token := next((token for token in _ENDS if text.endswith(token, 0, end)), ""):
+            end -= len(token)
         else:
             break
     return text[:end]
@@ -428,7 +426,7 @@ def _answer(
     found: Sequence[ItemScores],
     content: dict[str, Any],
 ) -> Response:
-    """An answer with what all have: an id, the tokens, and what of the request was not scored."""
+    """A response with the common fields: id, usage and warnings."""
     tokens, cached = sum(scores.tokens for scores in found), sum(scores.cached_tokens for scores in found)
     head = {
         "id": f"{kind}-{next(_answer_ids)}", "object": "list" if kind == "pooling" else kind,
@@ -439,7 +437,7 @@ def _answer(
 
 
 def _warnings(request: Request, items: Sequence[ServedItem]) -> dict[str, list[str]]:
-    """What the answer says about parts of the request that were not scored; the log has each sentence once."""
+    """Warnings about parts of the request that were not scored; each is logged once."""
     found = list(dict.fromkeys(warning for item in items for warning in item.warnings))
     logged: set[str] = request.app.state.logged
     for warning in found:
@@ -464,7 +462,7 @@ def _sizes(item: ServedItem) -> dict[str, Any]:
 
 
 def _steps_answer(model: ServedModel, item: ServedItem, scores: ItemScores, is_text: bool) -> dict[str, Any]:
-    """An item of the answer of /v1/steps; JSON has null for NaN."""
+    """An item of the response of /v1/steps; NaN becomes null."""
     tree = item.tree
     assert tree is not None, "steps come as trees"
     probability_N = sigmoid(scores.log_odds_NO[:, 0])
@@ -488,7 +486,7 @@ def _steps_answer(model: ServedModel, item: ServedItem, scores: ItemScores, is_t
 
 
 def _judged(model: ServedModel, probability_N: np.ndarray, path: Sequence[int] | None = None) -> dict[str, Any]:
-    """The first error and the score of a solution; null if a step has no score, or there is no step."""
+    """The first error and the score of a solution; the score is null without steps, or if a step has no score."""
     nodes = range(len(probability_N)) if path is None else path
     values_N = probability_N[list(nodes)]
     wrong_N = np.flatnonzero(values_N <= model.threshold)
@@ -500,6 +498,5 @@ def _judged(model: ServedModel, probability_N: np.ndarray, path: Sequence[int] |
 
 
 def _leaves(tree: StepTree) -> list[int]:
-    """The nodes that nothing follows."""
     inner = set(tree.parents)
     return [node for node in range(len(tree.nodes)) if node not in inner]

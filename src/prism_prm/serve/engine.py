@@ -1,6 +1,6 @@
-"""The queue and the one model thread: admitted requests wait in order and are scored in batches.
+"""The queue and the model thread: accepted requests wait in order and are scored in batches.
 
-A request that was canceled, or whose deadline has passed, leaves the queue before it costs anything.
+A request that was canceled, or whose deadline has passed, is removed from the queue before it is scored.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 class Metrics:
-    """What a server counts, for Prometheus."""
+    """The server's Prometheus metrics."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self.requests = Counter(
-            "prism_requests_total", "Requests by route and status; 499: the client hung up.", ["route", "status"],
+            "prism_requests_total", "Requests by route and status; 499: the client disconnected.", ["route", "status"],
             registry=registry,
         )  # fmt: skip
         self.seconds = Histogram(
@@ -51,7 +51,7 @@ class Metrics:
 
 @dataclass(eq=False)
 class _Job:
-    """A request's items, and those of them that are scored."""
+    """The items of a request, and the scores so far."""
 
     model: str
     owner: Hashable
@@ -64,16 +64,16 @@ class _Job:
     found: dict[int, ItemScores] = field(default_factory=dict)
 
     def is_over(self) -> bool:
-        """Whether nobody waits for it: it has its answer, or an error, or was canceled, or its deadline has passed."""
+        """Whether it is finished, failed, was canceled, or is past its deadline."""
         return self.future.done() or self.deadline <= time.monotonic()
 
 
 Part = tuple[_Job, int]
-"""A job and the number of one of its items."""
+"""A job and the index of one of its items."""
 
 
 class ServeEngine:
-    """Scores items of requests; all methods but those of the model thread are called in the event loop."""
+    """Scores the items of requests. All methods run in the event loop, except those of the model thread."""
 
     def __init__(self, load: Callable[[], Sequence[ServedModel]], settings: ServeSettings) -> None:
         self.settings = settings
@@ -85,28 +85,28 @@ class ServeEngine:
         self.failure: BaseException | None = None
         """Why the models could not be loaded."""
         self.num_queued = 0
-        """How many jobs there have been."""
+        """The number of jobs so far."""
         self._load = load
         self._loaded = threading.Event()
-        """Set once the models are loaded, or cannot be."""
+        """Set once the models are loaded, or loading has failed."""
         self._queue: dict[int, _Job] = {}
-        """Jobs with items that wait, by their number."""
+        """Jobs with waiting items, by number."""
         self._busy_since: float | None = None
-        """When the last batch ended, unless nothing waited then."""
+        """When the last batch ended; None if the queue was empty then."""
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="encode")
-        """Reads texts in a thread of its own: a long one must not keep others waiting."""
+        """Tokenizes in a separate thread: a long text must not block the event loop."""
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
 
     def start(self) -> None:
-        """Load the models and begin to work, in the model thread."""
+        """Start the model thread, which loads the models and then scores."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def loaded(self) -> None:
-        """Wait until the models are loaded, or cannot be; not in a thread, which would keep the program from ending."""
+        """Wait until the models are loaded, or loading has failed. It polls: a waiting thread would block the exit."""
         while not self._loaded.is_set():
             await asyncio.sleep(0.05)
 
@@ -115,13 +115,13 @@ class ServeEngine:
         return self.admission.is_loaded and not self.admission.is_draining
 
     async def drain(self) -> None:
-        """Take nothing more, and wait for what was taken; every request has a deadline, so this ends."""
+        """Accept no more requests, and wait for the accepted ones; every request has a deadline, so this ends."""
         self.admission.is_draining = True
         while self.admission.num_requests:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
-        """End the threads after the batch that is being scored; does not wait for models that are being loaded."""
+        """Stop the threads after the current batch; does not wait for models that are still loading."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -130,16 +130,17 @@ class ServeEngine:
             self._thread.join(self.settings.deadline)
 
     async def encode(self, make: Callable[[], T], since: float, num_bytes: int) -> T:
-        """The result of work on the texts of a request of this size; TimeoutError at its deadline."""
+        """Run `make`, which tokenizes a request of this size, in the tokenizer thread; TimeoutError at its deadline."""
         async with self.admission.admit(None, since, num_bytes):
             return await asyncio.get_running_loop().run_in_executor(self._readers, make)
 
     async def score(
         self, model: str, owner: Hashable, make: Callable[[], Sequence[ServedItem]], since: float, num_bytes: int
     ) -> tuple[Sequence[ServedItem], list[ItemScores]]:
-        """The items that `make` reads from a request of this size that came at `since` (monotonic), and their scores.
+        """Tokenize a request by `make` and score its items; returns the items and their scores.
 
-        TimeoutError at its deadline. Cancelled, it costs nothing more.
+        The request arrived at `since` (monotonic) and has this size. TimeoutError at its deadline; canceling it frees
+        its place in the queue.
         """
 
         def read() -> tuple[Sequence[ServedItem], int]:
@@ -174,7 +175,7 @@ class ServeEngine:
                 self.admission.note_rate(name, *model.try_out(), is_full=True)
             self.models = models
             self.admission.is_loaded = True
-        except BaseException as error:  # whatever it is, the server ends with it instead of waiting for models
+        except BaseException as error:  # the server exits with it
             self.failure = error
         finally:
             self._loaded.set()
@@ -188,7 +189,7 @@ class ServeEngine:
             self._score(*taken)
 
     def _take(self) -> tuple[list[Part], bool]:
-        """The next items: of one model, in their order, up to the limits of a batch; and whether these were met."""
+        """The next batch: items of one model, in order; and whether the batch is at its limits."""
         batch: list[Part] = []
         tokens = 0
         for number, job in list(self._queue.items()):
@@ -211,7 +212,7 @@ class ServeEngine:
 
     def _score(self, batch: Sequence[Part], is_full: bool) -> None:
         model = self.models[batch[0][0].model]
-        started = self._busy_since or time.monotonic()  # what happens between batches takes time, too
+        started = self._busy_since or time.monotonic()  # includes the time between batches
 
         def is_over() -> bool:
             return all(job.is_over() for job, _ in batch)
@@ -223,7 +224,7 @@ class ServeEngine:
             if len(batch) == 1 or is_over():
                 self._deliver(batch, [error] * len(batch))
                 return
-            for part in batch:  # one item's mistake must not be another's
+            for part in batch:  # an item that fails must not fail the others
                 if part[0].is_over():
                     self._deliver([part], [TimeoutError()])
                 else:
@@ -232,7 +233,7 @@ class ServeEngine:
         self._busy_since = time.monotonic()
         seconds = self._busy_since - started
         tokens, cached = sum(job.items[i].cost for job, i in batch), sum(scores.cached_tokens for scores in found)
-        # Of a batch that is mostly cached, fixed costs outweigh the rest.
+        # In a batch that is mostly cached, fixed costs dominate.
         self.admission.note_rate(model.name, tokens - cached, seconds, is_full=is_full and 2 * cached < tokens)
         self.metrics.batch_items.observe(len(batch))
         self.metrics.tokens.inc(tokens)
@@ -243,7 +244,7 @@ class ServeEngine:
         self._deliver(batch, found)
 
     def _deliver(self, batch: Sequence[Part], results: Sequence[ItemScores | Exception]) -> None:
-        """Hand out what was found, in the event loop."""
+        """Pass the results to their jobs, in the event loop."""
 
         def deliver() -> None:
             for (job, i), found in zip(batch, results, strict=True):

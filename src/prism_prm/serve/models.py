@@ -1,7 +1,7 @@
-"""A served model: how requests become trees to score, and how a batch of them is scored with what they share.
+"""Served models: they turn requests into trees to score, and score batches of these.
 
-A PRM works on token ids, with a prefix cache. Any other scorer (a critic, a remote PRM) gets one tree per problem,
-unless it reads whole solutions: what other clients ask must not change a verdict.
+A PRM works on token ids, with a prefix cache. For any other scorer (a critic, a remote PRM), the items of one problem
+are merged into a tree, unless it reads whole solutions: requests of other clients must not change a verdict.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from prism_prm.tree import StepTree
 log = logging.getLogger(__name__)
 
 OTHERS_ITEMS = 16
-"""Items that a scorer other than a PRM gets at once: between batches the engine checks whether anyone still waits."""
+"""The batch size of scorers other than PRMs: between batches the engine checks whether a client still waits."""
 TRIED = 1024
-"""Tokens by which a PRM's rate is measured before the first request."""
+"""Tokens in the batch that measures a PRM's speed at startup."""
 CHARACTERS = 4
 """Characters per token, roughly."""
 
@@ -46,19 +46,19 @@ class ServedItem:
     tree: StepTree | None
     """None if the client sent token ids."""
     encoded: EncodedTree | None
-    """None if the scorer is no PRM."""
+    """None if the scorer is not a PRM."""
     tokens: int
-    """If the scorer is no PRM, a guess until it has scored: only its server knows."""
+    """A guess if the scorer is not a PRM: only its server knows."""
     on_too_long: OnTooLong = "error"
     """What to do with steps beyond the context."""
     again: int = 0
-    """At most so many tokens are read again for steps beyond the context, each as a solution of its own."""
+    """The most tokens that are read again for steps beyond the context, each scored as a separate solution."""
     warnings: tuple[str, ...] = ()
-    """What of the request was not scored, in sentences for the client."""
+    """Messages for the client about parts that were not scored."""
 
     @property
     def cost(self) -> int:
-        """Tokens that the model reads if none are in its cache."""
+        """Tokens that the model reads without a cache."""
         return self.tokens + self.again
 
 
@@ -67,7 +67,7 @@ class ItemScores:
     """The scores of an item."""
 
     log_odds_NO: np.ndarray
-    """NaN for a step that was too long to score, or not judged."""
+    """NaN for a step that is too long, or was not judged."""
     tokens: int
     too_long: tuple[int, ...] = ()
     cached_tokens: int = 0
@@ -77,7 +77,7 @@ class ServedModel:
     """A scorer under the name that clients use."""
 
     batch_items: int | None = OTHERS_ITEMS
-    """How many items it gets at once; None for as many as there are."""
+    """The most items per batch; None for no limit."""
     cache: PrefixCache | None = None
 
     def __init__(self, name: str, scorer: Scorer) -> None:
@@ -89,29 +89,29 @@ class ServedModel:
         self.identity = self.model_hash = scorer.identity()
 
     def item(self, tree: StepTree, system: str | None = None, on_too_long: OnTooLong | None = None) -> ServedItem:  # noqa: ARG002
-        """A tree to score; a `system` message replaces the one that the PRM reads, and is ignored if it reads none."""
+        """A tree to score; a `system` message replaces the PRM's own, and is ignored if the PRM has none."""
         letters = len(tree.problem) + sum(len(step.text) for step in tree.nodes)
         return ServedItem(tree, None, 1 + letters // CHARACTERS, warnings=self._ignored(system))
 
     def text(self, text: str, *, add_special_tokens: bool) -> ServedItem:  # noqa: ARG002
-        """A text that the client has laid out, with its control tokens."""
+        """A text with control tokens, laid out by the client."""
         return self.sequence(())
 
     def sequence(self, ids: Sequence[int]) -> ServedItem:  # noqa: ARG002
-        """Token ids, read at every step tag, as vLLM does."""
+        """Token ids, scored at every step tag, like vLLM."""
         raise DataError(f"{self.name!r} takes messages and steps; it has no tokens of its own", reason="wrong-type")
 
     def counted(self, item: ServedItem) -> ServedItem:
-        """The item with its tokens as the scorer counts them, which may have to ask its server."""
+        """The item with exact token counts, which may need a request to the scorer's server."""
         assert item.tree is not None, "only PRMs take sequences"
         return replace(item, tokens=self.scorer.count_tokens(item.tree))
 
     def work(self, owner: Hashable, item: ServedItem) -> int:  # noqa: ARG002
-        """Tokens that the model has to read for an item, as far as it is known beforehand."""
+        """Tokens that the model has to read for an item, as far as known before scoring."""
         return item.cost
 
     def try_out(self) -> tuple[int, float]:
-        """Tokens of a made-up batch, and the seconds that it takes; (0, 0) for a scorer that asks a server."""
+        """(tokens, seconds) of a sample batch; (0, 0) for a scorer behind a server."""
         return 0, 0.0
 
     def score(
@@ -119,9 +119,9 @@ class ServedModel:
         asked: Sequence[tuple[Hashable, ServedItem]],
         is_over: Callable[[], bool] = lambda: False,  # noqa: ARG002
     ) -> list[ItemScores]:
-        """The scores of each (owner, item). What items of one owner share is computed once.
+        """Score (owner, item) pairs. Prefixes that items of one owner share are computed once.
 
-        TimeoutError if `is_over` says between parts of a long item that nobody waits for it.
+        `is_over` is called between the parts of a long item; TimeoutError if no client waits any more.
         """
         trees = []
         for _, item in asked:
@@ -130,7 +130,7 @@ class ServedModel:
         reads_all = self.scorer.reads_whole_solutions
 
         def score(merged: Sequence[StepTree]) -> list[np.ndarray]:
-            """Log-odds of each node, and whether it is too long, as one more column."""
+            """The log-odds of each node, and one more column: whether it is too long."""
             found = self.scorer.score_trees(merged)
             return [
                 np.column_stack([one.log_odds_NO, np.isin(np.arange(len(one.log_odds_NO)), one.too_long)])
@@ -148,7 +148,7 @@ class ServedModel:
 
 
 class ServedPRM(ServedModel):
-    """A PRM of this process, with a prefix cache if one is wanted and the architecture can have one."""
+    """A PRM in this process, with a prefix cache if one is configured and the architecture supports it."""
 
     batch_items = None
 
@@ -156,10 +156,10 @@ class ServedPRM(ServedModel):
         super().__init__(name, prm)
         self.prm = prm
         self.model_hash = prm.model_hash()
-        # Remembers no texts: they would add up, and the time that one takes would tell whether another key sent it.
+        # Without its text cache, which would grow without limit and reveal by timing which texts other keys have sent.
         self.family = prm.family.with_cache(0)
         self._changed: list[Path] = []
-        """Files that the log has reported as changed."""
+        """Changed files that were logged already."""
         if cache_bytes and prm.cache is None:
             with contextlib.suppress(ModelError):
                 self.cache = PrefixCache(prm, cache_bytes)
@@ -177,9 +177,9 @@ class ServedPRM(ServedModel):
         choice = on_too_long or prm.on_too_long
         num_long = sum(encoded.path_tokens(node) > prm.context for node in range(len(encoded.ids)))
         if num_long and choice == "error":
-            fit(tree, 0, range(len(tree.nodes)), family, prm.context, "error")  # says which step it is
+            fit(tree, 0, range(len(tree.nodes)), family, prm.context, "error")  # raises with the number of the step
         elif num_long and family is not self.family:
-            raise DataError("too long for the model's context, with a system message of its own", reason="too-long")
+            raise DataError("too long for the model's context with a custom system message", reason="too-long")
         again = num_long * prm.context if choice == "drop-left-steps" else 0
         return ServedItem(tree, encoded, encoded.num_tokens, choice, again, warnings)
 
@@ -223,7 +223,7 @@ class ServedPRM(ServedModel):
         if _longest(tree) > self.prm.context:
             return 0, 0.0
         count = math.ceil(TRIED / tree.num_tokens)
-        score_encoded(self.prm, [tree])  # the first time takes longer
+        score_encoded(self.prm, [tree])  # warm-up
         started = time.monotonic()
         score_encoded(self.prm, [tree] * count)
         return count * tree.num_tokens, time.monotonic() - started
@@ -261,22 +261,22 @@ class ServedPRM(ServedModel):
         return [found[i] for i in range(len(asked))]
 
     def _log_changed_files(self) -> None:
-        """Log once that the PRM's files have changed: whoever replaces them may expect scores of the new ones."""
+        """Log once that the PRM's files have changed, since the old weights are still served."""
         files = self.prm.module.files
         changed = [] if files is None else files.changed()
         if changed and changed != self._changed:
             log.warning(
-                "%s: %s changed since it was loaded; the weights that were loaded then, with the hash %s, are served "
-                "until a restart", self.name, ", ".join(map(str, changed)), self.model_hash,
+                "%s: %s changed since it was loaded; the old weights (hash %s) are served until a restart",
+                self.name, ", ".join(map(str, changed)), self.model_hash,
             )  # fmt: skip
         self._changed = changed
 
     def _score_too_long(self, item: ServedItem, is_over: Callable[[], bool]) -> ItemScores:
-        """The scores of an item with steps beyond the context, about one forward pass after the other."""
+        """Score an item with steps beyond the context, in several forward passes."""
         prm, tree = self.prm, item.tree
-        assert tree is not None, "sequences that are too long were refused"
+        assert tree is not None, "sequences that are too long were rejected"
         nodes = range(len(tree.nodes))
-        # A layout for each of many ends of one solution: their steps are remembered until then.
+        # Many parts of one solution are encoded, so their steps are cached meanwhile.
         family = prm.family.with_cache(CACHE_BYTES)
         items, too_long = fit(tree, 0, nodes, family, prm.context, item.on_too_long)
         scores_NO = np.full((len(nodes), len(prm.outputs)), np.nan)
@@ -293,7 +293,7 @@ class ServedPRM(ServedModel):
 
 
 def served_model(name: str, scorer: Scorer, cache_bytes: int = 0) -> ServedModel:
-    """A scorer under the name that clients use."""
+    """Wrap a scorer for serving."""
     return ServedPRM(name, scorer, cache_bytes) if isinstance(scorer, PRM) else ServedModel(name, scorer)
 
 
@@ -303,15 +303,15 @@ def _longest(tree: EncodedTree) -> int:
 
 @lru_cache(maxsize=64)
 def _step_tag(family: Family) -> int:
-    """The token that ends every step, where the family has one that does not depend on the step."""
+    """The token that ends every step; DataError if the family has none."""
     tags: set[Any] = set()
     for depth, text in enumerate(SAMPLE[1]):
         ids, read = family.step_ids(text, depth)
         tags.add(ids[read] if read == len(ids) - 1 else None)
     if len(tags) != 1 or None in tags:
         raise DataError(
-            f"the family {family.name!r} ends steps with no token of their own, so token ids and plain text cannot be "
-            "read; send messages, or problem and steps to /v1/steps",
+            f"the family {family.name!r} has no token that ends every step, so it cannot score token ids and plain "
+            "text; send messages, or problem and steps to /v1/steps",
             reason="wrong-type",
         )
     (tag,) = tags

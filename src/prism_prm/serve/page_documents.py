@@ -1,8 +1,8 @@
-"""The documents of results on disk: what the page's views show, made from files when somebody looks.
+"""The documents that the page shows, built from results on disk when they are opened.
 
 A place is an evaluation, a table of scores, a search, a policy in training, or re-ranked programs. A search has an
-overview of its problems, and for each of them the tree that it grew. Programs have the verdict on every test. Only how
-tests ended is shown: what hidden tests hold is in no result on disk.
+overview of its problems, and a tree of steps for each problem. Programs have the outcome of every test, but not the
+content of hidden tests: no result on disk contains it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from prism_prm.tree import unique_names
 T = TypeVar("T")
 
 FEW, MANY = 4, 256
-"""Files to keep in memory: whole ones, and the little of each that every listing needs."""
+"""How many files are cached: complete files, and the few facts of each that every listing needs."""
 
 _HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
-"""What could end or change a block of JSON within HTML, as JSON may write it."""
+"""Escapes the characters that could end a block of JSON in HTML."""
 RIGHT, NOT_REDUNDANT = "right", "not redundant"
-"""What a score is the probability of: in some classes, whether a step is redundant decides."""
+"""What a score is the probability of; PRMBench's redundancy classes are judged by the latter."""
 HEAD = 240
 """Characters of a problem in the overview."""
 GRADES = ("problem_id", "answer", "correct", "status")
@@ -52,14 +52,14 @@ OF_PROGRAMS = ("name", "solution", "public_tests", "hidden_tests")
 AGAIN = "remove it, and run the command again"
 
 Rows = dict[int, list[dict[str, Any]]]
-"""The number of a problem → rows on its solutions."""
+"""The index of a problem → the rows of its solutions."""
 About = Callable[[int], tuple[str, Mapping[int, Sequence[str]]]]
-"""The number of a problem → its text, and the rules that select each of its solutions."""
+"""The index of a problem → its text, and the rules that select each of its solutions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """ShownResults on disk, and the name that they are shown under."""
+    """Results on disk, and the name they are shown under."""
 
     name: str
     path: Path
@@ -67,13 +67,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ShownResults:
-    """The places that are shown together, and what their texts are read from."""
+    """The places that are shown together, and the source of their texts."""
 
     places: tuple[Place, ...]
     data: tuple[str, ...] = ()
-    """Files of the benchmark, or the solutions that were scored; by default those that the results name."""
+    """Files of the benchmark, or the solutions that were scored; by default the files that the results name."""
     split: str | None = None
-    """For labelled data and pairs: the split that was measured."""
+    """For labeled data and pairs: the split that was measured."""
 
     @classmethod
     def named(cls, given: Sequence[str | Path], data: Sequence[str] = (), split: str | None = None) -> ShownResults:
@@ -83,31 +83,31 @@ class ShownResults:
         return cls(tuple(places), tuple(data), split)
 
     def id_of(self, place: Place, key: str = "") -> str:
-        """The id of a place's document, which stays the same while results grow."""
+        """The id of a place's document; it stays the same while results grow."""
         number = self.places.index(place)
         return f"{number}-{key}" if key else str(number)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Something to look at."""
+    """A document of the page."""
 
     kind: str
     """The view that shows it."""
     title: str
     body: Callable[[], Mapping[str, Any]]
-    """Makes what the view is given; called only when somebody looks."""
+    """Builds the content; called only when the document is opened."""
     files: tuple[Path, ...] = ()
-    """What it is made from: when one of them changes, the document does."""
+    """The files it is built from; when one of them changes, so does the document."""
     note: str = ""
-    """What else to know, in a line under the title."""
+    """A line under the title."""
     key: str = ""
-    """Tells it from other documents of its place; "" for the only one."""
+    """Distinguishes the documents of a place; "" for the only one."""
     listed: bool = True
-    """Whether people choose it by its title; views may load others by their id."""
+    """Whether the page lists it; views load unlisted documents by id."""
 
     def stamp(self) -> str:
-        """Changes whenever one of the files does."""
+        """A hash that changes when one of the files changes."""
         digest = hashlib.sha256(__version__.encode())
         for file in self.files:
             try:
@@ -119,40 +119,40 @@ class Document:
         return digest.hexdigest()[:32]
 
 
-def kept_until_changed(most: int, missing: Any = None) -> Callable[[Callable[[Path], T]], Callable[[Path], T]]:
-    """A function of a file, which reads it again only when it has changed; what `most` files hold is kept.
+def cached_until_changed(size: int, missing: Any = None) -> Callable[[Callable[[Path], T]], Callable[[Path], T]]:
+    """Cache a function of a file for `size` files, until the file changes.
 
-    With `missing`, that is the result for a file that does not exist.
+    `missing` is the result for a file that does not exist.
     """
 
-    def keep(read: Callable[[Path], T]) -> Callable[[Path], T]:
-        known = lru_cache(maxsize=most)(lambda path, *_state: read(path))
+    def decorate(read: Callable[[Path], T]) -> Callable[[Path], T]:
+        cached = lru_cache(maxsize=size)(lambda path, *_state: read(path))
 
         def find(path: Path) -> T:
             if missing is not None and not path.is_file():
                 return cast(T, missing)
             state = path.stat()
-            return known(path, state.st_mtime_ns, state.st_size)
+            return cached(path, state.st_mtime_ns, state.st_size)
 
         return find
 
-    return keep
+    return decorate
 
 
 def encode(value: Any) -> bytes:
-    """JSON in ASCII, where nothing means anything to HTML: line separators and lone surrogates are escaped, too."""
+    """JSON in ASCII that is safe within HTML: markup, line separators and lone surrogates are escaped."""
     return json.dumps(plain_json(value), allow_nan=False, separators=(",", ":")).translate(_HTML).encode("ascii")
 
 
 def find_documents(results: ShownResults, *, show_broken: bool = False) -> dict[str, Document]:
-    """All documents by their ids, which stay the same while results grow.
+    """All documents by id; ids stay the same while results grow.
 
     Args:
-        results: the places to look at.
-        show_broken: make a document of what is wrong with a place, so that the others are still shown.
+        results: the places to show.
+        show_broken: turn the error of a place into a document, so that the others are still shown.
 
     Raises:
-        DataError: a place does not exist, or holds nothing that can be shown.
+        DataError: a place does not exist, or has no results to show.
     """
     found: dict[str, Document] = {}
     for place in results.places:
@@ -162,12 +162,12 @@ def find_documents(results: ShownResults, *, show_broken: bool = False) -> dict[
             documents = next((some for find in SOURCES.values() if (some := find(place, results)) is not None), None)
             if documents is None:
                 raise DataError(
-                    f"{place.path}: nothing to look at; expected {', or '.join(SOURCES)}", reason="wrong-format"
+                    f"{place.path}: no results to show; expected {', or '.join(SOURCES)}", reason="wrong-format"
                 )
         except (PrismError, OSError) as error:
             if not show_broken:
                 raise
-            # Another message is another document, since no file says when it changes.
+            # The message is part of the key: there is no file whose change would update the document.
             message = str(error)
             key = f"broken-{hashlib.sha256(message.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
             documents = [Document("broken", place.name, partial(dict, message=message), key=key)]
@@ -177,7 +177,7 @@ def find_documents(results: ShownResults, *, show_broken: bool = False) -> dict[
 
 
 def listing(documents: Mapping[str, Document]) -> list[dict[str, Any]]:
-    """What the page lists."""
+    """The listed documents, without their content."""
     return [
         {"id": name, "kind": one.kind, "title": one.title, "note": one.note}
         for name, one in documents.items()
@@ -186,38 +186,38 @@ def listing(documents: Mapping[str, Document]) -> list[dict[str, Any]]:
 
 
 def evaluation_documents(place: Place, results: ShownResults) -> list[Document] | None:
-    """The errors on all benchmarks that `prism eval` measured there."""
+    """The errors on all benchmarks of an evaluation (`prism eval`)."""
     metrics = place.path / "metrics.json"
     if not metrics.is_file() or not any(place.path.glob("*.steps.parquet")):
         return None
     about = read_json(metrics)
     try:
         tables = [steps_file(place.path, bench) for bench in about["benchmarks"]]
-        note = "; ".join(said["described"] for said in about["benchmarks"].values())
+        note = "; ".join(one["described"] for one in about["benchmarks"].values())
         title = f"{about['run']['name']} on {', '.join(about['benchmarks'])}"
     except (KeyError, TypeError, AttributeError):
-        raise DataError(f"{metrics}: not what `prism eval` writes there; run it again", reason="wrong-format") from None
+        raise DataError(f"{metrics}: not written by `prism eval`; run it again", reason="wrong-format") from None
     return [Document("errors", title, partial(_errors, place.path, about, results), (metrics, *tables), note)]
 
 
 def _errors(folder: Path, about: Any, results: ShownResults) -> dict[str, Any]:
-    """Each benchmark's counts and errors, and the items that have any."""
+    """The counts and errors of each benchmark, and the items with errors."""
     redundancy = float(about["settings"].get("redundancy_threshold", REDUNDANCY_THRESHOLD))
     benchmarks: list[dict[str, Any]] = []
     items: list[dict[str, Any]] = []
     errors: list[dict[str, Any]] = []
-    for bench, said in about["benchmarks"].items():
+    for bench, measured in about["benchmarks"].items():
         benchmark = find_benchmark(bench)
         steps = benchmark.in_total(read_steps(steps_file(folder, bench)))
-        texts = _items(bench, said, results, steps)
-        threshold = float(said["threshold"]["value"])
+        texts = _items(bench, measured, results, steps)
+        threshold = float(measured["threshold"]["value"])
         good = benchmark.judge(steps, threshold, redundancy)
         right, wrong = steps.judged & steps.right, steps.judged & steps.wrong
         passed, rejected = wrong & good, right & ~good
         counts = {"right": right.sum(), "wrong": wrong.sum(), "fp": passed.sum(), "fn": rejected.sum()}
         by_redundancy = set(benchmark.by_redundancy) & set(steps.group_names) if steps.redundancy is not None else set()
         thresholds = {RIGHT: threshold}
-        if by_redundancy:  # a step at the threshold is not redundant, while the page wants scores above its own
+        if by_redundancy:  # a step at the threshold is not redundant, but on the page scores must be above it
             thresholds[NOT_REDUNDANT] = float(np.nextafter(1 - redundancy, 0))
         benchmarks.append({"name": bench, "thresholds": thresholds, "counts": counts})
         known: dict[int, int] = {}
@@ -234,7 +234,7 @@ def _errors(folder: Path, about: Any, results: ShownResults) -> dict[str, Any]:
 
 
 def _item(steps: Steps, number: int, item: Item, by_redundancy: Container[str]) -> dict[str, Any]:
-    """An item with the scores that decide."""
+    """An item with the scores by which it is judged."""
     own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
     group = steps.group_names[steps.item_group[number]]
     scores, decides = steps.probability[own], RIGHT
@@ -253,20 +253,20 @@ def _item(steps: Steps, number: int, item: Item, by_redundancy: Container[str]) 
     }
 
 
-def _items(bench: str, said: Any, results: ShownResults, steps: Steps) -> dict[str, Item]:
-    """The benchmark's items by name; those that were measured must be there, with the same content.
+def _items(bench: str, measured: Any, results: ShownResults, steps: Steps) -> dict[str, Item]:
+    """The benchmark's items by name; DataError if a measured item is missing or has other content.
 
-    Unnamed items are numbered, so their names say little. Tables of earlier versions have no content hash, so labels
-    are compared instead.
+    Names alone are not enough: unnamed items are just numbered. Tables of earlier versions have no content hash, so
+    labels are compared instead.
     """
-    data = results.data or tuple(said["files"])
-    split = results.split if results.split is not None else said.get("split")
+    data = results.data or tuple(measured["files"])
+    split = results.split if results.split is not None else measured.get("split")
     try:
         found = {item.tree.name: item for item in read_benchmark(bench, data, split).items}
     except PrismError as error:
         if results.data:
             raise
-        raise DataError(f"{error} (the texts of {bench}; say where they are now with --data)") from error
+        raise DataError(f"{error} (the texts of {bench}; name their files with --data)") from error
     for number, name in enumerate(steps.items):
         tree = found[name].tree if name in found else None
         if tree is not None and steps.item_content is not None:
@@ -277,15 +277,15 @@ def _items(bench: str, said: Any, results: ShownResults, steps: Steps) -> dict[s
             is_same = list(tree.parents) == steps.parent[own].tolist() and labels == steps.label[own].tolist()
         if tree is None or not is_same:
             raise DataError(
-                f"{', '.join(data)}: the item {name} is not there, or says something else than what was measured; name "
-                f"the data of {bench} that was measured with --data",
+                f"{', '.join(data)}: the item {name} is missing, or differs from what was measured; name the data of "
+                f"{bench} that was measured with --data",
                 reason="other-data",
             )
     return found
 
 
 def scored_documents(place: Place, results: ShownResults) -> list[Document] | None:
-    """One document for all tables of scores; the first of them has it."""
+    """One document for all tables of scores; it belongs to the first of them."""
     if not _is_table(place):
         return None
     tables = [one for one in results.places if _is_table(one)]
@@ -319,7 +319,7 @@ def _scored(tables: list[Place], results: ShownResults) -> dict[str, Any]:
 
     data = results.data or tuple(dict.fromkeys(name for table in tables for name in inputs_of_scores(table.path)))
     if not data:
-        raise DataError(f"{tables[0].path}: does not say what was scored; name the solutions with --data")
+        raise DataError(f"{tables[0].path}: the files that were scored are unknown; name them with --data")
     trees = [tree for tree in TreesToScore(data) if tree.nodes]
     prms, columns = [], []
     for table in tables:
@@ -330,7 +330,7 @@ def _scored(tables: list[Place], results: ShownResults) -> dict[str, Any]:
         column = []
         for tree, one in zip(trees, found, strict=True):
             missing = np.isnan(one.probability)
-            # A tree of candidates has no score as a whole.
+            # A tree with candidates has no score of its own.
             is_whole = len(tree.trunk) == len(tree.nodes) and not missing.any()
             column.append(
                 {"probabilities": None if missing.all() else one.probability.tolist(),
@@ -352,29 +352,29 @@ def _scored(tables: list[Place], results: ShownResults) -> dict[str, Any]:
 
 
 def run_documents(place: Place, _results: ShownResults) -> list[Document] | None:
-    """The run of a folder of `prism grpo`, which may still be running."""
-    looks = place.path / POINTS
-    if not looks.is_file():
+    """A run of `prism grpo`, which may still be running."""
+    points = place.path / POINTS
+    if not points.is_file():
         return None
-    return [Document("grpo", place.name, partial(_run, place.path), (looks, place.path / SAMPLES))]
+    return [Document("grpo", place.name, partial(_run, place.path), (points, place.path / SAMPLES))]
 
 
 def _run(folder: Path) -> dict[str, Any]:
     with reading_parquet(folder / POINTS, "run `prism grpo` again"):
-        looks = read_points(folder / POINTS)
-    gold = gold_of(looks[0])
+        points = read_points(folder / POINTS)
+    gold = gold_of(points[0])
     lines = []
     for name, title in {PROXY: "mean reward", gold: "solved, sampled", f"{GREEDY}/{gold}": "solved, greedy"}.items():
-        if all(name in look.by_problem for look in looks):
-            points = [look.interval(name) for look in looks]
-            lines.append({"name": name, "title": title, "points": [[at.value, at.low, at.high] for at in points]})
+        if all(name in point.by_problem for point in points):
+            values = [point.interval(name) for point in points]
+            lines.append({"name": name, "title": title, "points": [[at.value, at.low, at.high] for at in values]})
     samples = read_samples(folder)
-    alarms = {name: first_alarm(looks, name) for name in (gold, VOTE) if name in looks[0].by_problem}
+    alarms = {name: first_alarm(points, name) for name in (gold, VOTE) if name in points[0].by_problem}
     return {
-        "updates": [look.update for look in looks],
+        "updates": [point.update for point in points],
         "lines": lines,
-        "numbers": {name: [look.numbers.get(name) for look in looks] for name in looks[-1].numbers},
-        "num_problems": len(looks[0].by_problem[gold]),
+        "numbers": {name: [point.numbers.get(name) for point in points] for name in points[-1].numbers},
+        "num_problems": len(points[0].by_problem[gold]),
         "alarms": [
             {"by": "true answers" if name == gold else "votes of the untrained policy", "raised": alarm is not None,
              "update": alarm and alarm.update, "text": str(alarm) if alarm else ""}
@@ -386,7 +386,7 @@ def _run(folder: Path) -> dict[str, Any]:
 
 
 def search_documents(place: Place, results: ShownResults) -> list[Document] | None:
-    """The searches in a folder of `prism search`, which may still run."""
+    """The searches in a folder of `prism search`, which may still be running."""
     folder = place.path
     settings = folder / "settings.toml"
     if not settings.is_file() or "search" not in read_toml(settings):
@@ -394,14 +394,14 @@ def search_documents(place: Place, results: ShownResults) -> list[Document] | No
     found: list[Document] = []
     files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jsonl"))}
     for stem, rounds in files.items():
-        # Solutions that were sampled once and scored by several PRMs are a search for each. The first of these keeps
-        # the key that it had before it was scored.
+        # Solutions that were sampled once and scored by several PRMs are one search per PRM. The first of them has the
+        # same key as before scoring.
         scored = [pool.stem for pool in sorted((folder / "pools").glob(f"*-{stem}.jsonl")) if pool.stem not in files]
         for number, name in enumerate(scored or [stem]):
             found += _search(place, results, name if number else stem, name, rounds)
     if not found and (folder / "metrics.json").is_file():
         raise DataError(
-            f"{folder}: an earlier version made this search and kept no rounds; run it again with another --out",
+            f"{folder}: an earlier version wrote this search without its rounds; run it again with another --out",
             reason="no-rounds",
         )
     return found
@@ -444,16 +444,16 @@ def _overview(rounds: Path, pool: Path, table: Path, how: dict[str, Any], ids: S
 
 
 def _tree(rounds: Path, pool: Path, table: Path, how: dict[str, Any], number: int) -> dict[str, Any]:
-    """One problem's search: all its steps, what was kept in every round, and its outcome."""
+    """The search of one problem: all steps, those kept in every round, and the outcome."""
     found = read_rounds(rounds, only=number)
     if not found:
-        raise DataError(f"{rounds}: problem {number + 1} is not there any more: the search has begun again")
+        raise DataError(f"{rounds}: problem {number + 1} is gone: the search was restarted")
     seen = found[0]
     at_pool = _numbers(pool).get(seen.key, -1)
     solutions = _pool(pool).problems[at_pool].solutions if at_pool >= 0 else ()
     scores = [one.score for one in seen.steps]
     for leaf, solution in zip(seen.result or (), solutions, strict=False):
-        # If steps were not scored as they were written, their solutions were, once they were whole.
+        # Some searches score complete solutions, not each step as it is written.
         path = [at for at in seen.path(leaf) if seen.steps[at - 1].text]
         for at, score in zip(path, solution.scores or (), strict=False):
             scores[at - 1] = scores[at - 1] if scores[at - 1] is not None else round(score, 4)
@@ -504,7 +504,7 @@ def reranked_documents(place: Place, results: ShownResults) -> list[Document] | 
 def _program_documents(
     place: Place, results: ShownResults, table: Path, title: str, name: str, about: About
 ) -> list[Document]:
-    """An overview of the problems of a table of solutions, and each of them; none if it has no programs."""
+    """An overview of the problems in a table of solutions, and a document for each; none without programs."""
     keys = {problem: f"{name}-program-{problem}" for problem in _problems(table)}
     if not keys:
         return []
@@ -544,18 +544,18 @@ def _program(table: Path, about: About, problem: int) -> dict[str, Any]:
     return {"name": rows[0]["name"], "problem": text, "solutions": solutions}
 
 
-_outline = kept_until_changed(MANY)(outline)
-_pool = kept_until_changed(FEW)(read_pool)
+_outline = cached_until_changed(MANY)(outline)
+_pool = cached_until_changed(FEW)(read_pool)
 
 
-@kept_until_changed(FEW, missing={})
+@cached_until_changed(FEW, missing={})
 def _numbers(pool: Path) -> dict[str, int]:
-    """The key of a problem → its number in the pool."""
+    """The key of a problem → its index in the pool."""
     names = unique_names(entry.problem.text for entry in _pool(pool).problems)
     return {name: number for number, name in enumerate(names)}
 
 
-@kept_until_changed(FEW, missing={})
+@cached_until_changed(FEW, missing={})
 def _solutions(table: Path) -> Rows:
     import pyarrow.parquet as pq
 
@@ -566,9 +566,9 @@ def _solutions(table: Path) -> Rows:
     return _by_problem({"chosen": None} | row for row in rows)
 
 
-@kept_until_changed(MANY, missing=())
+@cached_until_changed(MANY, missing=())
 def _problems(table: Path) -> tuple[int, ...]:
-    """The numbers of its problems, if these ask for programs."""
+    """The indices of its problems; empty unless they ask for programs."""
     import pyarrow.parquet as pq
 
     with reading_parquet(table, AGAIN):
@@ -579,7 +579,7 @@ def _problems(table: Path) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found["problem_id"].to_pylist())) if has_programs else ()
 
 
-@kept_until_changed(FEW)
+@cached_until_changed(FEW)
 def _selected(path: Path) -> Rows:
     return _by_problem(JsonLines(path).read())
 
@@ -598,4 +598,4 @@ SOURCES: dict[str, Callable[[Place, ShownResults], Sequence[Document] | None]] =
     "a policy in training (`prism grpo`)": run_documents,
     "re-ranked programs (`prism rerank` on a code task)": reranked_documents,
 }
-"""What a place may be → its documents; None where it is something else."""
+"""What a place may be → a function that finds its documents, or returns None for anything else."""

@@ -1,6 +1,6 @@
-"""The page as HTML: as it is served, and as one file with everything in it, which `prism view` writes.
+"""The page as HTML: as the server sends it, and as one self-contained file (`prism view`).
 
-The file's modules become one script: each keeps a scope of its own, so that only what it exports is seen by others.
+In the file, all modules are bundled into one script; each keeps its own scope, so only its exports are visible.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from prism_prm.serve.page_documents import Document, ShownResults, encode, find_
 
 FOLDER = resources.files("prism_prm.serve") / "files"
 NAMES = tuple(sorted(file.name for file in FOLDER.iterdir() if file.name.endswith((".js", ".css"))))
-"""The page's own files; they hold no data."""
+"""The files of the page; they contain no data."""
 POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; connect-src {connect}; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
-"""What the page may load and run: its own script and style; with a server also what it answers."""
+"""The page may run only its own script and style, and connect only to its own server."""
 _IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./([a-z]+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:const|function|class) (\w+))", re.MULTILINE)
 
@@ -35,21 +35,21 @@ def view_results(
     data: str | Path | Sequence[str | Path] = (),
     split: str | None = None,
 ) -> dict[str, Document]:
-    """Write results as one HTML page, which needs no server and loads nothing; returns its documents by their ids.
+    """Write results as one self-contained HTML page; returns its documents by id.
 
     Args:
         results: folders and files of results, or NAME=PLACE: evaluations, searches, policies in training, re-ranked
             programs, and tables of scores, which are shown side by side.
         out: the page to write.
-        data: the benchmark's files, or the solutions that were scored; by default those that the results name.
-        split: for labelled data and pairs, the split that was measured.
+        data: the benchmark's files, or the solutions that were scored; by default the files that the results name.
+        split: for labeled data and pairs, the split that was measured.
 
     Raises:
-        DataError: a place holds nothing that can be shown, or its texts cannot be found.
+        DataError: a place has no results to show, or its texts cannot be found.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)
-        >>> found = evaluate_prm("my-prm", "labelled", "eval", data="labelled.jsonl", settings=settings)
+        >>> found = evaluate_prm("my-prm", "labeled", "eval", data="labeled.jsonl", settings=settings)
         >>> documents = view_results("eval", "page.html")
         >>> [one.kind for one in documents.values()]
         ['errors']
@@ -66,14 +66,14 @@ def own_file(name: str) -> str:
 
 
 def served_page() -> tuple[str, str]:
-    """The page that a server gives, and its content security policy."""
+    """The page as the server sends it, and its content security policy."""
     head = '<link rel="stylesheet" href="page/page.css">\n<script type="module" src="page/app.js"></script>'
     policy = POLICY.format(script="'self'", style="'self'", connect="'self'")
     return _filled(head, ""), f"{policy}; frame-ancestors 'none'"
 
 
 def static_page(documents: Mapping[str, Document]) -> str:
-    """The page as one file that shows these documents."""
+    """The page as one file with these documents."""
     script, style = bundle(), own_file("page.css")
     policy = POLICY.format(script=_allowed(script), style=_allowed(style), connect="'none'")
     head = (
@@ -91,7 +91,7 @@ def static_page(documents: Mapping[str, Document]) -> str:
 
 
 def bundle() -> str:
-    """All modules as one script, in the order in which they need each other."""
+    """All modules as one script, in the order of their imports."""
     done: dict[str, str] = {}
 
     def add(name: str) -> None:
@@ -101,21 +101,21 @@ def bundle() -> str:
                 add(match[2])
         exported = [match[1] for match in _EXPORT.finditer(source)]
         body = _EXPORT.sub("", _IMPORT.sub(r"const { \1 } = $\2;\n", source))
-        assert not re.search(r"^(import|export)\b", body, re.MULTILINE), f"{name}.js: a strange import or export"
+        assert not re.search(r"^(import|export)\b", body, re.MULTILINE), f"{name}.js: unsupported import or export"
         done[name] = f"const ${name} = (() => {{\n{body}return {{ {', '.join(exported)} }};\n}})();"
 
     add("app")
     script = "\n".join(done.values())
-    assert "</script" not in script.lower(), "a module holds the end of its own script element"
+    assert "</script" not in script.lower(), "a module contains </script"
     return script
 
 
 def _filled(head: str, body: str) -> str:
     page = own_file("index.html")
-    # Not with str.format or re.sub: what is filled in has braces and backslashes of its own.
+    # Not with str.format or re.sub: the content has braces and backslashes.
     return page.replace("<!-- head -->", head, 1).replace("<!-- body -->", body, 1)
 
 
 def _allowed(text: str) -> str:
-    """The source of a policy that allows exactly this script or style."""
+    """The policy source that allows exactly this script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""The bodies of requests and answers, as OpenAPI describes them."""
+"""The schemas of requests and responses."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from prism_prm.models.load_settings import OnTooLong
 
 T = TypeVar("T")
 Many = Annotated[list[T], Field(fail_fast=True)]
-"""A list of a request. Only its first mistake is reported: a body of two megabytes can have half a million of them."""
+"""A list in a request. Only its first error is reported: a body of two megabytes can have half a million of them."""
 Ids = Many[int]
 String = Annotated[str, Field(max_length=10**9)]
-"""A string of a request. Only with a limit does pydantic look into it, and refuse half of a surrogate pair, which JSON
-can hold and no tokenizer reads."""
-Model = Annotated[String | None, Field(description="Which model to use; not needed if only one is served.")]
+"""A string in a request. With a limit, pydantic checks the string and rejects lone surrogates, which are valid JSON but
+cannot be tokenized."""
+Model = Annotated[String | None, Field(description="The model to use; optional if only one is served.")]
 
-Warnings = Annotated[list[str] | None, Field(description="What of the request was not scored; absent if all was.")]
+Warnings = Annotated[list[str] | None, Field(description="Parts of the request that were not scored; absent if none.")]
 
 
 class Strict(BaseModel):
-    """Refuses unknown fields, of which it reports the first, as `Many` does."""
+    """Rejects unknown fields and reports the first one."""
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
 
@@ -37,7 +37,7 @@ class Strict(BaseModel):
 
 
 class Message(BaseModel):
-    """A turn of a chat. In the assistant's turn `<extra_0>` ends each step, whatever the PRM's family."""
+    """A turn of a chat. In the assistant's turn `<extra_0>` ends each step, for every family of PRMs."""
 
     model_config = ConfigDict(extra="ignore")
     role: Literal["system", "developer", "user", "assistant"]
@@ -51,7 +51,7 @@ class Message(BaseModel):
 
 
 class TextPart(BaseModel):
-    """A part of a turn."""
+    """A text part of a turn."""
 
     model_config = ConfigDict(extra="ignore")
     type: Literal["text"]
@@ -59,7 +59,7 @@ class TextPart(BaseModel):
 
 
 class PoolingRequest(BaseModel):
-    """vLLM's request: `messages`, or `input` with texts or token ids. Its other fields are ignored."""
+    """vLLM's request: `messages`, or `input` with texts or token ids. Other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
     model: Model = None
@@ -83,11 +83,11 @@ class Usage(BaseModel):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0
-    cached_tokens: int = Field(0, description="How many of them were computed before.")
+    cached_tokens: int = Field(0, description="How many of them were in the cache.")
 
 
 class PoolingAnswer(BaseModel):
-    """vLLM's answer."""
+    """vLLM's response."""
 
     id: str
     object: Literal["list"] = "list"
@@ -106,7 +106,7 @@ class Solution(Strict):
 
 
 class Text(Strict):
-    """A problem and a solution as one text, which is cut into steps at blank lines; the answer has the steps."""
+    """A problem and a solution as one text, which is split into steps at blank lines; the response has the steps."""
 
     problem: String
     solution: String
@@ -126,15 +126,15 @@ class StepsRequest(Strict):
     model: Model = None
     items: Many[Solution | Text | Tree]
     on_too_long: OnTooLong | None = Field(
-        None, description="What to do with steps beyond the context; by default as the server was told."
+        None, description="What to do with steps beyond the context; defaults to the server's setting."
     )
 
 
 class Leaf(BaseModel):
-    """A path of a tree, from a first step to a node that nothing follows."""
+    """A path of a tree, from a first step to a leaf."""
 
     node: int
-    first_error: int | None = Field(description="The first node on the path that is not right; null if all are.")
+    first_error: int | None = Field(description="The first wrong node on the path; null if there is none.")
     score: float | None = Field(description="The score of the path as a solution.")
 
 
@@ -143,10 +143,10 @@ class ItemAnswer(BaseModel):
 
     probabilities: list[float | None] = Field(description="P(right) of each step; null if it was too long to score.")
     log_odds: list[dict[str, float | None]] = Field(description="The model's named log-odds of each step.")
-    first_error: int | None = Field(description="The first step that is not right; null if all are, and for a tree.")
-    score: float | None = Field(description="The solution's score, by the model's own aggregator; null for a tree.")
+    first_error: int | None = Field(description="The first wrong step; null if there is none, and for a tree.")
+    score: float | None = Field(description="The solution's score by the model's aggregator; null for a tree.")
     leaves: list[Leaf] | None = Field(None, description="For a tree: its paths as solutions.")
-    steps: list[str] | None = Field(None, description="What a solution that was one text was cut into.")
+    steps: list[str] | None = Field(None, description="The steps of a solution that was given as one text.")
     too_long: list[int] = Field(description="Steps beyond the model's context.")
     tokens: int
     cached_tokens: int
@@ -155,7 +155,7 @@ class ItemAnswer(BaseModel):
 
 
 class StepsAnswer(BaseModel):
-    """The scores of all items, in their order."""
+    """The scores of all items, in order."""
 
     id: str
     object: Literal["steps"] = "steps"
@@ -163,7 +163,7 @@ class StepsAnswer(BaseModel):
     model: str
     model_hash: str
     aggregator: str
-    threshold: float = Field(description="A step counts as right above this.")
+    threshold: float = Field(description="A step with a higher probability counts as right.")
     items: list[ItemAnswer]
     usage: Usage
     warnings: Warnings = None
@@ -178,14 +178,14 @@ class Sizes(BaseModel):
 
 
 class TokensAnswer(BaseModel):
-    """The tokens of all items, in their order."""
+    """The tokens of all items, in order."""
 
     model: str
     items: list[Sizes]
 
 
 class RewardRequest(BaseModel):
-    """OpenRLHF's request: each query is a prompt and its completion."""
+    """OpenRLHF's request: each query is a prompt with its completion."""
 
     model_config = ConfigDict(extra="ignore")
     query: Many[String]
@@ -194,7 +194,7 @@ class RewardRequest(BaseModel):
 
 
 class RewardAnswer(BaseModel):
-    """OpenRLHF's answer."""
+    """OpenRLHF's response."""
 
     rewards: list[float]
     scores: list[float]
@@ -203,14 +203,14 @@ class RewardAnswer(BaseModel):
 
 
 class ServedCard(BaseModel):
-    """A model that is served."""
+    """A served model."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "prism"
     max_model_len: int
-    identity: str = Field(description="Equal for models that score alike.")
+    identity: str = Field(description="Equal for models that give the same scores.")
     model_hash: str
     outputs: list[str]
     aggregator: str
@@ -225,7 +225,7 @@ class ModelsAnswer(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What went wrong."""
+    """The error."""
 
     message: str
     type: str
@@ -234,7 +234,7 @@ class ErrorBody(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Every answer but a 2xx."""
+    """The body of every response with a status other than 2xx."""
 
     error: ErrorBody
 

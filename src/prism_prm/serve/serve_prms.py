@@ -1,4 +1,4 @@
-"""Serve PRMs: everything that can be refused is refused before anything heavy is imported."""
+"""`serve_prms`: check all settings, then import the heavy parts and serve."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def serve_prms(
     data: str | Path | Sequence[str | Path] = (),
     split: str | None = None,
 ) -> int:
-    """Serve PRMs and a page to look at results over HTTP until SIGTERM or Ctrl-C, which lets accepted requests finish.
+    """Serve PRMs and a page for results over HTTP until SIGTERM or Ctrl-C; accepted requests are finished first.
 
     Args:
-        prms: the name under which clients ask for it → a PRM, or its folder or hub id.
+        prms: the model name that clients use → a PRM, or its folder or hub id.
         settings: address, keys and limits.
-        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
+        prm_options: how to load PRMs given as folders or hub ids, settings of critics, and a Ray cluster.
         results: folders of results, or NAME=FOLDER, that the page at `/` shows and watches.
-        data: their texts, as for `view_results`; by default those that the results name.
-        split: for labelled data and pairs, the split that was measured.
+        data: their texts, as for `view_results`; by default the files that the results name.
+        split: for labeled data and pairs, the split that was measured.
 
     Returns:
-        How many requests were answered.
+        The number of requests.
 
     Raises:
-        PrismError: a PRM cannot be loaded, the address is taken, or a server for others has no keys.
+        PrismError: a PRM cannot be loaded, the address is in use, or a server for other machines has no keys.
 
     Example:
         >>> settings = ServeSettings(port=8000, cache_mb=1024)
@@ -54,7 +54,7 @@ def serve_prms(
     settings = settings or ServeSettings()
     shown = ShownResults.named(as_places(results), tuple(map(str, as_places(data))), split)
     if not prms and not shown.places:
-        raise ConfigError("there is nothing to serve; name a PRM with --prm, or results to look at with --results")
+        raise ConfigError("nothing to serve; name a PRM with --prm, or results with --results")
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve")
@@ -67,12 +67,12 @@ def serve_prms(
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
-        # Or the second half of an answer waits for the client's acknowledgment of the first: 40 ms. asyncio sets it
-        # only on sockets that name TCP as their protocol; connections inherit it from the listener.
+        # Without it, the second half of a response waits 40 ms for the client to acknowledge the first. asyncio sets it
+        # only on sockets whose protocol is TCP explicitly; connections inherit it from the listener.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise ConfigError(
-            f"--host {settings.host} --port {settings.port}: cannot listen there ({error.strerror}); name another"
+            f"--host {settings.host} --port {settings.port}: cannot listen ({error.strerror}); choose another"
         ) from None
     with listener:
         from prism_prm.serve.server import make_server

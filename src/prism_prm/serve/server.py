@@ -1,4 +1,4 @@
-"""The running server: listens at once, loads the models meanwhile, and on SIGTERM finishes what was accepted."""
+"""The server: it listens at once, loads the models in the background, and drains accepted requests on SIGTERM."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from prism_prm.serve.page_documents import ShownResults
 from prism_prm.serve.settings import KeyRing, ServeSettings
 
 LINGER = 1.0
-"""Seconds in which a drained server still answers with 503, so that clients and proxies learn that it ends. Open
-connections that have asked nothing yet then get as long."""
+"""Seconds in which a drained server still answers with 503, so that clients and proxies notice. Open connections
+without a request then get the same time."""
 SWITCH = 0.001
-"""Seconds that the model thread's Python code may keep the event loop from running; Python's own 5 ms add up."""
+"""Python's thread switch interval in seconds. With the default of 5 ms, the model thread delays the event loop."""
 TRIES = 3
-"""How often a critic or a remote PRM is asked before its request fails, all within the deadline."""
+"""How often a request to a critic or a remote PRM is tried within the deadline."""
 KEEP_ALIVE = 75
-"""Seconds that an idle connection is kept: longer than proxies keep theirs."""
+"""Seconds that an idle connection is kept open: longer than proxies keep theirs."""
 NOTHING = object()
 
 
@@ -45,12 +45,12 @@ def make_server(
     prm_options: PrmOptions | None = None,
     results: ShownResults | None = None,
 ) -> DrainingServer:
-    """A server that is not running yet."""
+    """Create a server; it does not run yet."""
 
     def load() -> Sequence[ServedModel]:
         size = int(settings.cache_mb * 1e6)
-        how = with_request_timeout(prm_options or PrmOptions(), settings.deadline)
-        return [served_model(name, open_prm(prm, how, name), size) for name, prm in prms.items()]
+        options = with_request_timeout(prm_options or PrmOptions(), settings.deadline)
+        return [served_model(name, open_prm(prm, options, name), size) for name, prm in prms.items()]
 
     sys.setswitchinterval(SWITCH)
     engine = ServeEngine(load, settings)
@@ -63,14 +63,14 @@ def make_server(
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=math.ceil(settings.deadline),  # who has not read an answer by then never will
-        limit_concurrency=_most_connections(),
+        timeout_graceful_shutdown=math.ceil(settings.deadline),  # a client that has not read by then never will
+        limit_concurrency=_max_connections(),
     )
     return DrainingServer(config, engine)
 
 
 def with_request_timeout(options: PrmOptions, deadline: float) -> PrmOptions:
-    """Options such that no server behind ours holds the model thread longer than our clients wait."""
+    """Limit timeouts and retries, so that no upstream server blocks the model thread longer than clients wait."""
     seconds, retries = deadline / TRIES, TRIES - 1
     critic = options.critic
     return replace(
@@ -81,8 +81,8 @@ def with_request_timeout(options: PrmOptions, deadline: float) -> PrmOptions:
     )
 
 
-def _most_connections() -> int:
-    """As many connections as the system allows files, less some for other files."""
+def _max_connections() -> int:
+    """As many connections as the system allows open files, minus some for other files."""
     least, most = 256, 8192
     try:
         import resource
@@ -96,7 +96,7 @@ def _most_connections() -> int:
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that on its first signal finishes what was accepted, and on its second ends at once."""
+    """A server that finishes accepted requests on the first signal, and exits at once on the second."""
 
     def __init__(self, config: uvicorn.Config, engine: ServeEngine) -> None:
         super().__init__(config)
@@ -105,7 +105,7 @@ class DrainingServer(uvicorn.Server):
         self._ending: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and to load."""
+        """Start to listen and to load the models."""
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         self._watching = asyncio.ensure_future(self._watch())
@@ -118,41 +118,41 @@ class DrainingServer(uvicorn.Server):
             say(f"Ready: {', '.join(self.engine.models)}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Uvicorn's own would stop listening at once, and raise the signal again in the end."""
+        """Replaces uvicorn's handler, which would stop listening at once and raise the signal again at the end."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.stop)
         else:
             self.should_exit = True
 
     def stop(self) -> None:
-        """Finish what was accepted, then end; called again, end at once."""
+        """Finish accepted requests, then exit; the second call exits at once."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._drain())
         else:
             self.should_exit = self.force_exit = True
 
     async def _drain(self) -> None:
-        say("Finishing accepted requests; a second signal ends at once")
+        say("Finishing accepted requests; a second signal exits at once")
         await self.engine.drain()
         await asyncio.sleep(LINGER)
         self.should_exit = True
 
 
 def with_client_timeout(seconds: float) -> type[H11Protocol]:
-    """Uvicorn's protocol, in which a client has this long for the head of a request, and to read some of an answer.
+    """Uvicorn's protocol with a timeout for sending the head of a request, and for reading part of a response.
 
-    A subclass, since uvicorn has no limit of this kind, and no ASGI application sees a connection before its first
-    request or after an answer.
+    It is a subclass because uvicorn has no such timeouts, and ASGI middleware sees no connection before its first
+    request or after a response.
     """
 
     class TimedProtocol(H11Protocol):
         timer: asyncio.TimerHandle | None = None
         unread = 0
-        """Bytes that waited for the client at the last check."""
+        """Bytes that the client had not read at the last check."""
         awaited: object = NOTHING
-        """The request that came before the head that was awaited at the last check."""
+        """The request before the head that was awaited at the last check."""
         is_last = False
-        """Whether the server ends after the next answer."""
+        """Whether to close the connection after the next response."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -164,10 +164,10 @@ def with_client_timeout(seconds: float) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def check_client(self) -> None:
-            """Cut a connection from which nothing was read, and close one whose head is awaited, since the last check.
+            """Abort if the client has read nothing since the last check; close if a head is still awaited.
 
-            A head is awaited from a connection's begin to its first request, and while a head, or the rest of a body
-            that was refused, is on its way.
+            A head is awaited from the start of a connection to its first request, and while a head, or the rest of a
+            rejected body, is being sent.
             """
             unread = self.transport.get_write_buffer_size()
             if unread and unread == self.unread:
@@ -181,14 +181,14 @@ def with_client_timeout(seconds: float) -> type[H11Protocol]:
             self.timer = self.loop.call_later(seconds, self.check_client)
 
         def shutdown(self) -> None:
-            """Leave a connection whose first request may be on its way open for a while: closing would cut it."""
+            """Keep a connection open for a while if its first request may be on its way."""
             if self.cycle:
                 super().shutdown()
             else:
                 self.is_last = True
-                self.loop.call_later(LINGER, self.close_unasked)
+                self.loop.call_later(LINGER, self.close_unused)
 
-        def close_unasked(self) -> None:
+        def close_unused(self) -> None:
             if not self.cycle:
                 self.transport.close()
 

@@ -1,4 +1,4 @@
-"""Settings of a server, and its API keys: read from a file and the environment, held as digests."""
+"""Settings of a server, and its API keys: read from a file and the environment, stored as digests."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ Port = Annotated[int, Range(0, 65535)]
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Where a server listens, whom it serves, and how much it takes on."""
+    """Address, access and limits of a server."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. Any other than this machine's own needs keys or --allow-anyone."""
+    """The address to listen on. An address that other machines can reach needs keys, or allow_anyone=true."""
     port: Port = 8000
-    """The port to listen on. With 0 the system chooses a free one."""
+    """The port to listen on; 0 picks a free one."""
     keys: Path | None = None
-    """A file of API keys, one per line. $PRISM_API_KEY is one more. All routes but /health and the page need one."""
+    """A file of API keys, one per line; $PRISM_API_KEY is added. All routes but /health and the page need a key."""
     allow_anyone: bool = False
     """Serve other machines without a key."""
     max_requests: Count = 512
-    """How many requests may wait or be worked on. More are answered with 429."""
+    """The limit of waiting and running requests. Further ones get 429."""
     max_tokens: Count = 262_144
-    """How many tokens may wait or be worked on. More are answered with 429."""
+    """The limit of waiting and running tokens. Further requests get 429."""
     max_body: Count = 2_000_000
-    """The size limit of a request in bytes. Longer ones are answered with 413."""
+    """The size limit of a request in bytes. Larger ones get 413."""
     deadline: Positive = 30.0
     """Seconds until a request is answered or gets 504. Requests that would wait too long get 429 at once."""
     client_seconds: Positive = 10.0
-    """Seconds that a client may take to send a request, and to read some of an answer."""
+    """Seconds that a client may take to send a request, and to read part of a response."""
     batch_items: Count = 256
-    """How many solutions or trees are scored together. With 1 nothing is batched."""
+    """The most solutions or trees per batch; 1 turns batching off."""
     batch_tokens: Count = 16_384
-    """How many tokens are scored together, unless one solution alone has more."""
+    """The most tokens per batch, unless a single solution has more."""
     cache_mb: NotNegative = 512.0
-    """Megabytes of model states kept for prefixes that come again, for each PRM. With 0 nothing is kept."""
+    """Megabytes of the prefix cache of each PRM; 0 turns it off."""
     log_text: bool = False
     """Write the text of requests to the log."""
 
@@ -72,7 +72,7 @@ class KeyRing:
         return bool(self._digests)
 
     def owner(self, header: str) -> int | None:
-        """The number of the key in an `Authorization` header; None without a known one. Takes the same time always."""
+        """The index of the key in an `Authorization` header, in constant time; None if the key is not known."""
         scheme, _, key = header.partition(" ")
         given = _digest(key.strip())
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
@@ -84,9 +84,9 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(settings: ServeSettings, upstream: str = "") -> KeyRing:
-    """The keys in the file and the environment; an error if a server for other machines would have none.
+    """Read the keys from the file and the environment; ConfigError if a server for other machines would have none.
 
-    If PRMs of another server of ours (`upstream`) are served, the key in the environment is for that one alone.
+    If it serves PRMs of another prism server (`upstream`), the key in the environment is used for that server only.
     """
     found: list[tuple[str, str]] = []
     if settings.keys is not None:
@@ -94,26 +94,26 @@ def read_keys(settings: ServeSettings, upstream: str = "") -> KeyRing:
             lines = settings.keys.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"--keys {settings.keys}: cannot be read ({type(error).__name__}); name a text file of keys"
+                f"--keys {settings.keys}: cannot be read ({type(error).__name__}); name a text file with keys"
             ) from None
         stripped = [(line.strip(), f"{settings.keys}:{number}") for number, line in enumerate(lines, 1)]
         found = [(key, where) for key, where in stripped if key and not key.startswith("#")]
         if not found:
-            raise ConfigError(f"--keys {settings.keys}: has no key; write one per line")
+            raise ConfigError(f"--keys {settings.keys}: no keys found; write one per line")
     own = os.environ.get(KEY_VARIABLE, "").strip()
     if own and upstream and not found and not settings.allow_anyone:
         raise ConfigError(
-            f"--prm {upstream}: ${KEY_VARIABLE} is sent to that server, so it is no key of this one. Name a file of "
-            "this server's own keys with --keys, or allow anyone with --allow-anyone."
+            f"--prm {upstream}: ${KEY_VARIABLE} is sent to that server, so this server needs keys of its own. Name a "
+            "file of keys with --keys, or serve anyone with --set allow_anyone=true."
         )
     if own and not upstream:
         found.append((own, f"${KEY_VARIABLE}"))
     for key, where in found:
         if not (key.isascii() and key.isprintable()) or " " in key:
-            raise ConfigError(f"{where}: a key has letters, digits and signs of ASCII, and no spaces")
+            raise ConfigError(f"{where}: invalid key; use printable ASCII characters without spaces")
     if not found and not settings.is_local and not settings.allow_anyone:
         raise ConfigError(
-            f"--host {settings.host}: others could use this server, and it has no keys. Set ${KEY_VARIABLE} or name a "
-            "file of keys with --keys; or allow anyone with --allow-anyone."
+            f"--host {settings.host}: other machines could use this server without a key. Set ${KEY_VARIABLE}, name a "
+            "file of keys with --keys, or serve anyone with --set allow_anyone=true."
         )
     return KeyRing([key for key, _ in found])

@@ -1,7 +1,7 @@
 """The asymmetry map: what a reward's false positives and false negatives do to Best-of-N, beam search and GRPO.
 
 The reward is the oracle, corrupted to a false positive rate α and a false negative rate β per step. The paper's thesis
-is that false positives cap what can be reached while false negatives only slow it down.
+is that false positives cap the accuracy, while false negatives only slow it down.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from prism_prm.lab.demo.reinforcement import (
     PolicyTraining,
     Reinforcement,
     policy_trainings,
-    side_by_side,
+    run_in_processes,
     train_policies,
 )
 from prism_prm.lab.world.build import FORMAT, World, WorldSettings
@@ -37,25 +37,25 @@ from prism_prm.lab.world.problems import Problem
 from prism_prm.report import Report, percent
 from prism_prm.search.curves import best_of
 
-HOW = "min"
-"""Step scores become a solution's score by it, everywhere on the map."""
+AGGREGATOR = "min"
+"""The aggregator in all cells of the map."""
 BEST_OF_N, BEAM, GRPO = "best-of-n", "beam search", "GRPO"
 
 
 @dataclass(frozen=True, slots=True)
 class MapSettings:
-    """What is on the map."""
+    """Settings of the map."""
 
     rates: tuple[Share, ...] = (0.0, 0.1, 0.2, 0.3, 0.5)
     """The error rates per step: every α with every β."""
     policy_rates: tuple[Share, ...] | None = None
-    """Those for which policies are trained, which takes longest; None: all."""
+    """The rates for which policies are trained, which is the slowest part; None for all."""
     updates: Natural = 40
-    """Updates of each policy; 0: none is trained."""
+    """Updates of each policy; 0 trains none."""
     n: Count = 16
     """Solutions of Best-of-N, and candidates per round of the beam search."""
     seed: Natural = 0
-    """Decides where the reward errs."""
+    """Determines where the reward errs."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -63,7 +63,7 @@ class MapSettings:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A place on the map."""
+    """A cell of the map."""
 
     kind: Kind
     alpha: float
@@ -71,13 +71,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of its file, and of its reward among others."""
+        """The name of its file and of its reward."""
         return f"{self.kind}-{self.alpha:g}-{self.beta:g}"
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """All that the process which measures Best-of-N and beam search in a cell needs to know."""
+class CellTask:
+    """The measurement of Best-of-N and beam search in a cell, for a worker process."""
 
     scorer: CorruptedOracle
     world: World
@@ -86,11 +86,11 @@ class Selection:
 
     @property
     def key(self) -> str:
-        """Names what the numbers come from."""
+        """A hash of the inputs."""
         return content_key(FORMAT, self.world.data.name, self.scorer.identity(), self.n)
 
     def measured(self) -> dict[str, float]:
-        """The numbers; none if it was not measured yet."""
+        """The results; empty if it was not measured yet."""
         if self.file.exists():
             made = json.loads(self.file.read_text(encoding="utf-8"))
             if made["key"] == self.key:
@@ -99,14 +99,14 @@ class Selection:
 
 
 class AsymmetryMap:
-    """The map of one world in a folder; cells that are there are not measured again."""
+    """The map of one world in a folder; measured cells are reused."""
 
     def __init__(self, world: World, folder: Path, settings: MapSettings) -> None:
         self.world, self.settings = world, settings
         self.rl = Reinforcement(updates=settings.updates, every=0)
-        self.selections: dict[Cell, Selection] = {}
+        self.tasks: dict[Cell, CellTask] = {}
         self.trainings: dict[Cell, PolicyTraining] = {}
-        """Of the cells whose policies are trained."""
+        """Only for cells in which a policy is trained."""
         rates, policy_rates = settings.rates, settings.policy_rates
 
         def corrupted(cell: Cell) -> CorruptedOracle:
@@ -114,7 +114,7 @@ class AsymmetryMap:
 
         for cell in _grid(rates):
             file = folder / "cells" / f"{cell.name}.json"
-            self.selections[cell] = Selection(corrupted(cell), world, settings.n, file)
+            self.tasks[cell] = CellTask(corrupted(cell), world, settings.n, file)
         if settings.updates and find_spec("trl") is not None:
             cells = {cell.name: cell for cell in _grid(rates if policy_rates is None else policy_rates)}
             scorers = {name: corrupted(cell) for name, cell in cells.items()}
@@ -122,16 +122,16 @@ class AsymmetryMap:
             self.trainings = dict(zip(cells.values(), trainings, strict=True))
 
     def measure(self) -> None:
-        """Measure all cells: the quick methods first."""
+        """Measure all cells, the quick methods first."""
         with stoppable(lambda: "the map"):
-            left = [one for one in self.selections.values() if not one.measured()]
-            side_by_side("map: Best-of-N, beam search", measure_selection, left)
+            left = [one for one in self.tasks.values() if not one.measured()]
+            run_in_processes("map: Best-of-N, beam search", measure_cell, left)
             if self.trainings:
                 train_policies(list(self.trainings.values()))
 
     def cells(self) -> dict[Cell, dict[str, float]]:
-        """What was measured so far."""
-        found = {cell: one.measured() for cell, one in self.selections.items()}
+        """The results so far."""
+        found = {cell: one.measured() for cell, one in self.tasks.items()}
         if self.trainings:
             from prism_prm.rl.alarm import read_run_file, read_trained_policy
 
@@ -142,7 +142,7 @@ class AsymmetryMap:
         return found
 
     def add_to(self, report: Report) -> None:
-        """Heat maps and metrics of what was measured so far."""
+        """Add heat maps and metrics of the results so far."""
         cells, world = self.cells(), self.world.settings
         n = min(self.settings.n, world.pool_size)
         methods = {BEST_OF_N: f"Best-of-{n}", BEAM: f"Beam search, n = {self.settings.n}"}
@@ -151,9 +151,9 @@ class AsymmetryMap:
         report.text(f"""
 ## The asymmetry map
 The reward is the oracle, corrupted per step to a false positive rate α and a false negative rate β; a solution's score
-is the lowest of its steps. Shown is the share of problems that are truly solved (%), in world {world.seed}:
-{world.pool_problems} problems for selection and search, {self.rl.held_out} for GRPO. One seed each, so differences of a
-few points mean nothing. Beam search takes equal candidates for one, so that there independent errors are drawn once for
+is the lowest of its steps. The maps show the share of problems that are truly solved (%), in world {world.seed}:
+{world.pool_problems} problems for selection and search, {self.rl.held_out} for GRPO. There is one seed each, so
+differences of a few points mean nothing. Beam search merges equal candidates, so independent errors are drawn once for
 them.
 """)
         if not self.trainings and self.settings.updates:
@@ -163,51 +163,51 @@ them.
             _draw(report, kind, about, of_kind, methods)
         missing = len(self.trainings) - sum(GRPO in numbers for numbers in cells.values())
         if missing:
-            report.text(f"{missing} of {len(self.trainings)} policies are not trained yet: rerun the command.")
+            report.text(f"{missing} of {len(self.trainings)} policies are not trained yet; rerun the command.")
         report.metrics["asymmetry"] = [
             {"kind": cell.kind, "alpha": cell.alpha, "beta": cell.beta, **numbers} for cell, numbers in cells.items()
         ]
 
 
 def demo_world(folder: Path) -> World:
-    """The world of a finished demo, where `prism demo` has left it."""
+    """The world of a finished `prism demo`."""
     policy, data = (folder / "policy").resolve(), (folder / "data").resolve()
     file = data / "settings.json"
     if not policy.is_dir() or not file.is_file():
-        raise ConfigError(f"{folder}: not the folder of a finished demo. Name one, or leave out --world to build one.")
+        raise ConfigError(f"{folder}: not the folder of a finished demo. Name one, or omit --world to build one.")
     settings = from_mapping(WorldSettings, json.loads(file.read_text(encoding="utf-8")))
     return World(settings, policy, policy.parent / "backbone", data)
 
 
-def measure_selection(one: Selection) -> None:
-    """Best-of-N and beam search of one cell, in whatever process."""
+def measure_cell(one: CellTask) -> None:
+    """Measure Best-of-N and beam search in one cell; runs in a worker process."""
     import torch
 
     torch.set_num_threads(1)
     once(one.file, one.key, lambda: _measure(one))
 
 
-def _measure(one: Selection) -> dict[str, float]:
-    """The expected accuracy of Best-of-N on the pool, the error rates on its steps, and what search solves."""
+def _measure(one: CellTask) -> dict[str, float]:
+    """The expected accuracy of Best-of-N on the pool, the error rates on its steps, and the accuracy of search."""
     world = one.world.settings
     pool = read_pool(one.world.pool())
     trees = pool.trees()
-    said = {tree.tree_id: found.probability for tree, found in zip(trees, one.scorer.score_trees(trees), strict=True)}
-    solutions = itertools.count()  # those without steps have a number, too, and no score
+    scored = {tree.tree_id: found.probability for tree, found in zip(trees, one.scorer.score_trees(trees), strict=True)}
+    solutions = itertools.count()  # solutions without steps are counted but have no score
     accuracies = []
     for entry in pool.problems:
         problem = Problem.parse(entry.problem.text, world.modulus)
         correct = np.array([solved(problem, solution.steps) for solution in entry.solutions])
-        found = [said.get(next(solutions)) for _ in entry.solutions]
-        scores = np.array([-np.inf if steps is None else log_score(steps, HOW) for steps in found])
+        found = [scored.get(next(solutions)) for _ in entry.solutions]
+        scores = np.array([-np.inf if steps is None else log_score(steps, AGGREGATOR) for steps in found])
         accuracies.append(best_of(correct, scores, [min(one.n, len(scores))])[0])
-    called = np.concatenate(list(said.values())) > 0.5
+    called = np.concatenate(list(scored.values())) > 0.5
     right = np.concatenate([found.probability for found in OracleScorer(world.modulus).score_trees(trees)]) > 0.5
     return {
         BEST_OF_N: float(np.mean(accuracies)),
         "measured alpha": float(called[~right].mean()),
         "measured beta": float((~called)[right].mean()),
-        BEAM: float(np.mean(guided_search(one.world, one.scorer, beam_settings(one.n, HOW, world)))),
+        BEAM: float(np.mean(guided_search(one.world, one.scorer, beam_settings(one.n, AGGREGATOR, world)))),
     }
 
 
@@ -218,7 +218,7 @@ def _grid(rates: Sequence[float]) -> list[Cell]:
 def _draw(
     report: Report, kind: Kind, about: str, cells: dict[tuple[float, float], dict[str, float]], methods: dict[str, str]
 ) -> None:
-    """A heat map per method: α to the right, β upwards."""
+    """Draw a heat map per method: α on the x axis, β on the y axis."""
     caption = f"Problems solved (%) when errors are {kind}: {about}."
     alt = f"Heat maps of accuracy by false positive rate and false negative rate, {kind} errors: " + ", ".join(
         methods.values()

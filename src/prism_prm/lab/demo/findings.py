@@ -1,4 +1,4 @@
-"""The numbers of the demo: what a seed leaves, what was measured over all seeds, and what theory predicts."""
+"""The numbers of the demo: the results of a seed, measurements over all seeds, and theoretical predictions."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ GUIDED_NS = (4, 16)
 
 TPR = 0.9
 AGGREGATORS = ("min", "product")
-"""Measured for all PRMs, beside each one's own."""
+"""Measured for all PRMs, besides each PRM's own."""
 NUM_DRAWS = 200
-"""Draws per problem for the votes."""
+"""Draws per problem for votes."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Everything one PRM said about the test sets of one seed."""
+    """All scores of one PRM on the test sets of one seed."""
 
     aggregator: Choice[str]
-    """How its step scores become those of solutions and beams."""
+    """The PRM's aggregator, for solutions and beams."""
     steps: Steps
-    """All test trees; a group per test set."""
+    """All test trees; one group per test set."""
     pool: StepScores
     """P(right) of the steps of each solution of the pool."""
     guided: dict[int, list[bool]]
@@ -76,13 +76,13 @@ class SeedResult:
     prms: dict[str, Path]
     """Folders of the base PRM and of every arm that was trained."""
     scored: dict[str, Scored]
-    """What each of them said."""
+    """The scores of each of them."""
     rounds: dict[str, dict[str, Any]]
-    """For every arm the validation of its rounds, as run.json has it."""
+    """The validation of each arm's rounds, as in run.json."""
     failed: dict[str, str]
-    """Arms that this world has no data for (a curriculum bin without pairs), and why."""
+    """Arms that could not be trained (e.g. a curriculum bin without pairs) → the error."""
     policies: dict[PolicyRun, TrainedPolicy] = field(default_factory=dict)
-    """The curves of the policies that these PRMs rewarded."""
+    """The policies trained with these PRMs as rewards."""
     rl: Reinforcement | None = None
 
 
@@ -95,7 +95,7 @@ def beam_settings(n: int, aggregator: str, world: WorldSettings) -> SearchSettin
 def guided_search(
     world: World, prm: Path | Scorer, settings: SearchSettings, *, far: bool = False, name: str = "PRM"
 ) -> list[bool]:
-    """For each problem of the pool, whether the best solution that the PRM finds with the policy is right."""
+    """For each problem of the pool, whether the best solution of a beam search with the PRM is right."""
     policy = world.far_policy if far else world.policy
     problems = [entry.problem.text for entry in read_pool(world.pool(far=far)).problems]
     outcome = [False] * len(problems)
@@ -117,7 +117,7 @@ def guided_search(
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
-    """What one PRM does on one set of test trees."""
+    """The metrics of one PRM on the test trees."""
 
     auroc: float
     fpr: float
@@ -132,12 +132,12 @@ class StepNumbers:
 
     @property
     def perturbed(self) -> float:
-        """The mean over the classes of perturbed errors."""
+        """The mean over the classes of injected errors."""
         return float(np.mean([self.fpr_at_tpr[kind] for kind in PERTURBATIONS]))
 
 
 def measure_steps(steps: Steps) -> StepNumbers:
-    """All numbers of one PRM; the threshold for the matched TPR is that of the natural test set's right steps."""
+    """The metrics of one PRM; the threshold for TPR 90 is fitted on the right steps of the natural test set."""
     natural = steps.only_groups([NATURAL])
     ranked = Measurer(natural, 0.5, num_draws=1).rankings(names=("auroc",))
     rates = Measurer(natural, 0.5, num_draws=1).rates()
@@ -162,7 +162,7 @@ def find_curve(curves: Sequence[Curve], method: str, prm: str = "", aggregator: 
 
 
 def at_n(curve: Curve, n: int) -> float:
-    """The accuracy at one n."""
+    """The accuracy of a curve at one n."""
     return curve.points[curve.ns.index(n)].value
 
 
@@ -180,9 +180,9 @@ def best_scores(graded: GradedPool, pool: StepScores, aggregator: str, ns: Seque
 def predicted_best_of_n(
     graded: GradedPool, pool: StepScores, aggregator: str, ns: Sequence[int]
 ) -> tuple[float, float, float, list[float]]:
-    """Best-of-N as the paper's closed form predicts it from a PRM's errors on whole solutions.
+    """Best-of-N predicted by the paper's closed form from a PRM's errors on whole solutions.
 
-    Gives (p, α, β, P(n) for each n), with p of every problem, and α and β of the pool at its 90 % threshold.
+    Returns (p, α, β, P(n) for each n), with p per problem, and α and β on the pool at its 90 % threshold.
     """
     right = [graded.correct(i) for i in range(len(graded.grades))]
     correct = np.concatenate(right)
@@ -198,7 +198,7 @@ def predicted_best_of_n(
 
 @dataclass(frozen=True)
 class Findings:
-    """Numbers of all seeds, in the order of the seeds."""
+    """The results of all seeds, in order."""
 
     results: Sequence[SeedResult]
     steps: Sequence[dict[str, StepNumbers]]
@@ -209,7 +209,7 @@ class Findings:
 
     @property
     def prms(self) -> list[str]:
-        """The base PRM and the arms that every seed has."""
+        """The base PRM and the arms that were trained with every seed."""
         return [name for name in self.results[0].scored if all(name in result.scored for result in self.results)]
 
     def of_steps(self, prm: str, get: Callable[[StepNumbers], float], *, far: bool = False) -> list[float]:
@@ -226,27 +226,28 @@ class Findings:
 
     def of_pool(self, method: str, prm: str, n: int, *, far: bool = False) -> list[float]:
         """One accuracy per seed."""
-        how = self.aggregator(prm).value if prm else ""
-        return [at_n(find_curve(curves, method, prm, how), n) for curves in (self.far_curves if far else self.curves)]
+        aggregator = self.aggregator(prm).value if prm else ""
+        of_seeds = self.far_curves if far else self.curves
+        return [at_n(find_curve(curves, method, prm, aggregator), n) for curves in of_seeds]
 
     def of_guided(self, prm: str, n: int, *, far: bool = False) -> list[float]:
-        """One share of problems solved by guided search per seed."""
+        """The share of problems solved by beam search, per seed."""
         scored = [result.scored[prm] for result in self.results]
         outcomes = [(s.far_guided or {}) if far else s.guided for s in scored]
         return [float(np.mean(by_n[n])) for by_n in outcomes]
 
     @property
     def runs(self) -> list[PolicyRun]:
-        """The policies that every seed has trained."""
+        """The policies that were trained with every seed."""
         return [run for run in self.results[0].policies if all(run in result.policies for result in self.results)]
 
     @property
     def plain_runs(self) -> list[PolicyRun]:
-        """The runs that the figure and the summary show: GRPO as it is, without a bond to the untrained policy."""
+        """The runs in the figure and the summary: plain GRPO without a KL penalty."""
         return [run for run in self.runs if run == PolicyRun(run.prm)]
 
     def of_policy(self, run: PolicyRun, measure: str, at: int = -1) -> list[float]:
-        """One value per seed: of the last look, or another one."""
+        """One value per seed, at the last evaluation point or another one."""
         return [result.policies[run].points[at].mean(measure) for result in self.results]
 
     @property
@@ -255,7 +256,7 @@ class Findings:
 
     @property
     def reference_ns(self) -> tuple[int, int]:
-        """The two n that are compared: 4 and 16, or what the pool has."""
+        """The two n that are compared: 4 and 16, or fewer if the pool is smaller."""
         many = max(n for n in self.ns if n <= 16)
         return max(n for n in self.ns if n <= max(1, many // 4)), many
 
@@ -264,12 +265,12 @@ def find(results: Sequence[SeedResult]) -> Findings:
     """Measure everything."""
 
     def measure_pool(result: SeedResult, *, far: bool) -> tuple[GradedPool, list[Curve]]:
-        """The pool's answers judged as in any task, and Best-of-N and votes of every PRM on the same draws."""
+        """Grade the pool, and compute Best-of-N and votes of every PRM on the same draws."""
         with TaskGrader(methods=("####", "last number")) as grader:
             graded = grade_pool(read_pool(result.world.pool(far=far)), grader)
         scores = {name: (scored.far_pool if far else scored.pool) or () for name, scored in result.scored.items()}
-        hows = dict.fromkeys([*AGGREGATORS, *(scored.aggregator.value for scored in result.scored.values())])
-        return graded, compute_curves(graded, scores, aggregators=list(hows), num_draws=NUM_DRAWS, seed=result.seed)
+        used = dict.fromkeys([*AGGREGATORS, *(scored.aggregator.value for scored in result.scored.values())])
+        return graded, compute_curves(graded, scores, aggregators=list(used), num_draws=NUM_DRAWS, seed=result.seed)
 
     far = results if results[0].world.far_data is not None else ()
     steps = [{name: measure_steps(one.steps) for name, one in result.scored.items()} for result in results]
@@ -283,7 +284,7 @@ def find(results: Sequence[SeedResult]) -> Findings:
 
 
 def title_of(prm: str) -> str:
-    """How a PRM is called in tables."""
+    """The title of a PRM in tables."""
     return {BASE: "base PRM", ORACLE: "oracle"}.get(prm) or ARMS[prm].title
 
 
@@ -294,13 +295,13 @@ SUMMARY: dict[str, Callable[[StepNumbers], float]] = {
     "FPR at TPR 90 ↓": lambda s: s.natural,
     "injected errors: FPR at TPR 90 ↓": lambda s: s.perturbed,
 }
-"""Columns of the summary that are about steps."""
+"""The step metrics in the summary: header → value."""
 
 
 def summary(
     found: Findings, *, far: bool = False, show: Callable[[Interval], str] = percent
 ) -> tuple[list[str], list[list[str]]]:
-    """The closing table: headers and rows."""
+    """The summary table: headers and rows."""
     n_few, n_many = found.reference_ns
     headers = ["PRM", *SUMMARY, f"Best-of-{n_few} ↑", f"Best-of-{n_many} ↑", f"weighted vote {n_many} ↑"]
     headers += [f"beam search {n} ↑" for n in GUIDED_NS]
@@ -309,7 +310,7 @@ def summary(
         headers += ["RL: solved", "RL: reward"]
 
     def ends(prm: str) -> list[str]:
-        """True accuracy and reward of the policy that the PRM rewarded."""
+        """True accuracy and reward of the policy trained with the PRM, before and after."""
         if prm not in policies:
             return [NO_DATA] * 2 if policies else []
         cells = []
@@ -326,6 +327,6 @@ def summary(
         cells += [show(over_seeds(found.of_guided(prm, n, far=far))) for n in GUIDED_NS]
         cells += ends(prm)
         rows.append([title_of(prm), *cells])
-    if ORACLE in policies:  # which has nothing else to show
+    if ORACLE in policies:  # it has no other values
         rows.append([title_of(ORACLE), *[NO_DATA] * (len(headers) - 3), *ends(ORACLE)])
     return headers, rows

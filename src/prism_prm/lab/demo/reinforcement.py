@@ -1,7 +1,7 @@
-"""The last stage: TRL trains the world's policy once with each PRM as its reward.
+"""The last stage: TRL trains the world's policy with each PRM as its reward.
 
-The oracle's scores are the reward without errors. Truth is measured twice on problems that no model has seen: whether
-the answer is right, and whether every step is.
+The oracle is a reward without errors. True accuracy is measured on problems that no model has seen, in two ways:
+whether the answer is right, and whether every step is.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 ORACLE = "oracle"
 ANSWER, STEPS = "answer", "steps"
-"""The two measures of truth: the answer is right; and so is every step."""
+"""The two measures of true accuracy: the answer is right; every step is right."""
 SKIPPED = "Reinforcement learning was skipped: it needs TRL. Install it with: pip install 'prism-prm[rl]'"
 AT_ONCE = 2
-"""Policies that are trained side by side, one thread each: more threads gain nothing on models this small."""
+"""Policies that are trained in parallel, one thread each: more threads do not help models this small."""
 STREAM = 6
 """The random stream that chooses the problems policies are trained and monitored on."""
 
@@ -45,15 +45,15 @@ class Reinforcement:
     prompts: int = 16
     """Problems per update."""
     samples: int = 8
-    """Solutions per problem: a group."""
+    """Solutions per problem (the group size)."""
     lr: float = 1e-3
     held_out: int = 200
     """Problems that the policy is monitored on."""
     every: int = 5
-    """Updates between two measurements."""
+    """Updates between two evaluations."""
     credits: tuple[str, ...] = ("outcome",)
     betas: tuple[float, ...] = (0.0,)
-    """Weights of the divergence from the untrained policy in the loss."""
+    """Weights of the KL penalty in the loss."""
 
     def trainer(self, beta: float, seed: int) -> dict[str, Any]:
         """Settings of TRL."""
@@ -67,7 +67,7 @@ class Reinforcement:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """One policy: whose scores reward it, and how."""
+    """One policy: the PRM that rewards it, and how."""
 
     prm: str
     """The name of a PRM of the demo, or ORACLE."""
@@ -82,7 +82,7 @@ class PolicyRun:
 
 @dataclass(frozen=True)
 class PolicyTraining:
-    """All that the process which trains a policy needs to know."""
+    """The training of a policy, for a worker process."""
 
     run: PolicyRun
     world: World
@@ -94,7 +94,7 @@ class PolicyTraining:
 
 
 class OracleGold:
-    """Says what is true, by the oracle."""
+    """Grades solutions by the oracle."""
 
     def __init__(self, modulus: int) -> None:
         self.modulus = modulus
@@ -116,7 +116,7 @@ class OracleGold:
 
 
 def rl_problems(world: World, settings: Reinforcement) -> tuple[list[Problem], list[Problem]]:
-    """(to train on, to be monitored on): no model of the world has seen any of them, and none is in both."""
+    """(training problems, held-out problems): disjoint, and not seen by any model of the world."""
     count = settings.updates * settings.prompts
     drawn = unseen_problems(world, count + settings.held_out, STREAM)
     return drawn[:count], drawn[count:]
@@ -129,7 +129,7 @@ def policy_trainings(
     settings: Reinforcement,
     folder: Path,
 ) -> list[PolicyTraining]:
-    """One per run, whose PRM is found in `prms`; its folder is named by what the policy comes from."""
+    """One training per run; its PRM is in `prms`, and its folder is named by a hash of its inputs."""
     train, held_out = (
         [{"prompt": prompt_of(problem.text), "problem": problem.text, "answer": problem.answer} for problem in some]
         for some in rl_problems(world, settings)
@@ -137,7 +137,7 @@ def policy_trainings(
     trainings = []
     for run in runs:
         prm = prms[run.prm]
-        # Of a PRM the key of its recipe, and the round.
+        # For a PRM, the hash of its recipe and the round.
         comes_from = f"{prm.parents[1].name}/{prm.name}" if isinstance(prm, Path) else prm.identity()
         trainer = settings.trainer(run.beta, world.settings.seed)
         key = content_key(FORMAT, world.policy.parent.name, comes_from, run, trainer, settings.held_out, settings.every)
@@ -147,7 +147,7 @@ def policy_trainings(
 
 
 def train_policy(one: PolicyTraining) -> None:
-    """Train one policy, in whatever process."""
+    """Train one policy; runs in a worker process."""
     import torch
 
     from prism_prm.backends.load_prm import load_prm
@@ -166,16 +166,16 @@ def train_policy(one: PolicyTraining) -> None:
 
 
 def train_policies(trainings: Sequence[PolicyTraining]) -> dict[PolicyRun, TrainedPolicy]:
-    """Train what is not trained yet, some side by side; gives the curve of each. Runs must differ."""
+    """Train the policies that are not trained yet, several in parallel; returns all. Runs must differ."""
     from prism_prm.rl.alarm import read_run_file, read_trained_policy
 
     todo = [one for one in trainings if not read_run_file(one.out).get("finished")]
-    side_by_side("policies trained by TRL", train_policy, todo)
+    run_in_processes("policies trained by TRL", train_policy, todo)
     return {one.run: read_trained_policy(one.out) for one in trainings}
 
 
-def side_by_side(title: str, act: Callable[[T], object], items: Sequence[T]) -> None:
-    """Do some items at a time, each in a process."""
+def run_in_processes(title: str, act: Callable[[T], object], items: Sequence[T]) -> None:
+    """Call `act` on every item, AT_ONCE at a time, each in its own process."""
     if not items:
         return
     workers = min(AT_ONCE, os.cpu_count() or 1, len(items))

@@ -1,4 +1,4 @@
-"""The demo's report: what was trained, what it did to false positives, and what that did to Best-of-N."""
+"""The demo's report: what was trained, and its effect on false positives, Best-of-N and RL."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from prism_prm.search.curves import Curve
 from prism_prm.stats import over_seeds
 
 MEASURES = {PROXY: "mean reward", ANSWER: "answer right", STEPS: "every step right", f"{GREEDY}/{ANSWER}": "greedy"}
-"""Shares of a look and how they are called."""
+"""Measure of an evaluation point → title."""
 BEST_OF_N = "Best-of-n"
 OURS = "prism"
 NUM_DRAWN = 4
-"""PRMs in figures of lines: the base PRM and the arms of every demo. More could not be told apart; tables have all."""
-QUICK = "This quick run only shows that everything works: its world is so small that its numbers mean nothing."
+"""PRMs in line plots: the base PRM and the arms of every demo. More would be unreadable; tables have all."""
+QUICK = "This quick run only checks that everything works: its world is so small that its numbers mean nothing."
 
 
 def make_report(found: Findings, command: str, *, quick: bool = False) -> Report:
-    """The page and its metrics."""
+    """The report with its metrics."""
     seeds, first, drawn = len(found.results), found.results[0], found.prms[:NUM_DRAWN]
     settings = first.world.settings
     report = Report("PRISM in the embedded world", subtitle=f"{command}: {seeds} seed{'s' if seeds > 1 else ''}")
     report.finding = QUICK if quick else _finding(found)
     report.text(
         "The *embedded world* is a small synthetic task that ships with the package: arithmetic modulo "
-        f"{settings.modulus}, one operation per step, where the truth about every step is known."
+        f"{settings.modulus}, one operation per step. The truth about every step is known."
     )
     failed = [(arm, one.seed, reason) for one in found.results for arm, reason in one.failed.items()]
     if failed:
@@ -135,9 +135,9 @@ threshold that keeps 90 % of the right steps. {several if seeds > 1 else "One se
 
     ns, rows = found.ns, []
     for prm in found.prms:
-        how = found.aggregator(prm).value
-        measured = [at_n(find_curve(found.curves[0], "best-of-n", prm, how), n) for n in ns]
-        p, alpha, beta, predicted = predicted_best_of_n(found.graded[0], first.scored[prm].pool, how, ns)
+        aggregator = found.aggregator(prm).value
+        measured = [at_n(find_curve(found.curves[0], "best-of-n", prm, aggregator), n) for n in ns]
+        p, alpha, beta, predicted = predicted_best_of_n(found.graded[0], first.scored[prm].pool, aggregator, ns)
         rows.append([f"{title_of(prm)}: predicted", percent(alpha), percent(beta), *map(percent, predicted)])
         rows.append([f"{title_of(prm)}: measured", "", "", *map(percent, measured)])
     report.text(
@@ -158,7 +158,7 @@ threshold that keeps 90 % of the right steps. {several if seeds > 1 else "One se
 
 
 def _summarize(found: Findings, report: Report, *, far: bool) -> None:
-    """The closing table in two, which fit a page: how PRMs judge steps, and what comes of using them."""
+    """The summary as two tables that fit a page: how PRMs judge steps, and the results of using them."""
     headers, rows = summary(found, far=far)
     where = "out of distribution" if far else "in distribution"
     steps = range(1, 1 + len(SUMMARY))
@@ -173,7 +173,7 @@ def _summarize(found: Findings, report: Report, *, far: bool) -> None:
 
 
 def _finding(found: Findings) -> str:
-    """What PRISM does to false positives, Best-of-N and RL, beside the base PRM and the usual training."""
+    """The effect of PRISM on false positives, Best-of-N and RL, compared with the base PRM and pointwise training."""
     n = found.reference_ns[1]
 
     def reached(prm: str) -> list[str]:
@@ -200,7 +200,7 @@ def _finding(found: Findings) -> str:
 
 
 def _compare(found: Findings, report: Report) -> None:
-    """Each arm against the base, and against the arm before it, paired."""
+    """Each arm against the base PRM and against pointwise training, paired by seed."""
     n_few, n_many = found.reference_ns
     compared = ("FPR at TPR 90 ↓", "injected errors: FPR at TPR 90 ↓", "FNR at 0.5 ↓")
     rows = []
@@ -237,8 +237,8 @@ def _draw_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
     alt = "Accuracy against n for Best-of-N and the weighted vote of every PRM, majority vote and oracle"
     with report.figure(f"{'far-' * far}best-of-n", caption=caption, alt=alt, size=(4.4, 3.7), panels=2) as panels:
         for axes, method in zip(panels, ("best-of-n", "weighted"), strict=True):
-            for (kind, prm, how), name in zip(lines, names, strict=True):
-                chosen = [find_curve(seed, method if prm else kind, prm, how) for seed in curves]
+            for (kind, prm, aggregator), name in zip(lines, names, strict=True):
+                chosen = [find_curve(seed, method if prm else kind, prm, aggregator) for seed in curves]
                 values = np.mean([[point.value for point in curve.points] for curve in chosen], axis=0)
                 axes.plot(chosen[0].ns, values, **style[name])
             title = "Best-of-n" if method == "best-of-n" else "weighted vote"
@@ -248,11 +248,11 @@ def _draw_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
 
 def _tabulate_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
     if not far:
-        hows: dict[str, list[str]] = {}
+        prms_by: dict[str, list[str]] = {}
         for prm in found.prms:
-            hows.setdefault(str(found.aggregator(prm)), []).append(title_of(prm))
-        used = "; ".join(how if len(hows) == 1 else f"{how} ({', '.join(names)})" for how, names in hows.items())
-        report.text(f"## Best-of-N\nStep scores become a solution's score by: {used}. Each value is an expectation.")
+            prms_by.setdefault(str(found.aggregator(prm)), []).append(title_of(prm))
+        used = "; ".join(one if len(prms_by) == 1 else f"{one} ({', '.join(prms)})" for one, prms in prms_by.items())
+        report.text(f"## Best-of-N\nAggregator of step scores: {used}. Each value is an expectation.")
     ns = (found.far_curves if far else found.curves)[0][0].ns
     lines = [(f"{title_of(prm)} · {method}", method, prm) for method in ("best-of-n", "weighted") for prm in found.prms]
     lines += [(method, method, "") for method in ("majority", "oracle")]
@@ -294,13 +294,13 @@ def _metrics(found: Findings) -> dict[str, Any]:
         "far_pool": [pool(curves) for curves in found.far_curves],
         "far_guided": guided(far=True) if found.far_steps else [],
         "policies": policy_metrics(found),
-        "over_optimisation": over_optimisation(found),
+        "over_optimisation": over_optimization(found),
         "verdicts": [result.world.verdicts() for result in found.results],
     }
 
 
 def report_policies(found: Findings, report: Report) -> None:
-    """The last section of the demo's report."""
+    """Add the section on reinforcement learning."""
     if not found.runs:
         report.text(f"## Reinforcement learning\n{SKIPPED}")
         return
@@ -328,16 +328,16 @@ if it was cut or states no answer. *oracle* is the reward without errors. True a
             axes.set_ylim(0, 1)
             finish(axes, "updates", title=title, names_at_ends=True)
 
-    # Truth and reward against the distance from the untrained policy, for two ways to use a PRM.
-    lines = over_optimisation(found)
+    # True accuracy and reward against the distance from the untrained policy, for two ways to use a PRM.
+    lines = over_optimization(found)
     ways = styles(list(next(iter(lines.values()))))
     caption = (
         "True accuracy (filled) and mean reward (hollow) against √KL from the untrained policy, by PRM. The divergence "
-        "of Best-of-n is log n − (n−1)/n; that of GRPO is measured, and may fall again, so its looks are points "
+        "of Best-of-n is log n − (n−1)/n; that of GRPO is measured and may decrease, so GRPO is shown as points "
         "without a line. Where reward rises and accuracy falls, the PRM is over-optimized."
     )
     alt = "Accuracy and reward against the square root of the divergence, for Best-of-n and GRPO, a panel per PRM"
-    with report.figure("over-optimisation", caption=caption, alt=alt, size=(4.3, 3.6), panels=len(lines)) as panels:
+    with report.figure("over-optimization", caption=caption, alt=alt, size=(4.3, 3.6), panels=len(lines)) as panels:
         for axes, (prm, by_way) in zip(panels, lines.items(), strict=True):
             for way, line in by_way.items():
                 for measure, style in (("gold", "-"), ("proxy", "--")):
@@ -362,7 +362,7 @@ if it was cut or states no answer. *oracle* is the reward without errors. True a
         headers, rows, caption="The policy before and after training, sampled solutions of held-out problems (%)"
     )
 
-    # Paired by seed; the targets are stated in docs/rl.md.
+    # Paired by seed.
     after = {run.prm: found.of_policy(run, ANSWER) for run in runs}
     rows = []
     for run in runs:
@@ -382,8 +382,8 @@ if it was cut or states no answer. *oracle* is the reward without errors. True a
     def raised(curve: Sequence[EvalPoint], alarm: Alarm | None) -> str:
         if alarm is None:
             return "silent"
-        now = next(look for look in curve if look.update == alarm.update)
-        best = max(look.mean(ANSWER) for look in curve if look.update < alarm.update)
+        now = next(point for point in curve if point.update == alarm.update)
+        best = max(point.mean(ANSWER) for point in curve if point.update < alarm.update)
         return f"{alarm.update} ({signed_percent(now.mean(ANSWER) - best)})"
 
     rows = []
@@ -393,12 +393,11 @@ if it was cut or states no answer. *oracle* is the reward without errors. True a
         rows.append([title_of(run.prm), *cells])
     report.text(
         "The alarm is raised when true accuracy on held-out problems falls significantly and the reward does not fall "
-        "with it (docs/grpo.md has the rule). Without true answers, the untrained policy's majority answers replace "
-        "them."
+        "with it. Without true answers, the untrained policy's majority answers replace them."
     )
-    caption = "Alarms, one per seed: the update, and by how many points true accuracy had fallen since its best look"
+    caption = "Alarms, one per seed: the update, and how many points true accuracy had fallen from its maximum"
     report.table(["reward from", "by the truth", "without it"], rows, caption=caption)
-    if len(found.runs) > len(runs):  # every credit with and without a bond to the untrained policy
+    if len(found.runs) > len(runs):  # every credit with and without a KL penalty
         credits = list(dict.fromkeys((run.credit, run.beta) for run in found.runs))
         rows = []
         for prm in dict.fromkeys(run.prm for run in found.runs):
@@ -408,7 +407,7 @@ if it was cut or states no answer. *oracle* is the reward without errors. True a
         report.table(headers, rows, caption="Answer right after training (%), by credit and weight of the divergence")
 
 
-def over_optimisation(found: Findings) -> dict[str, dict[str, dict[str, list[float]]]]:
+def over_optimization(found: Findings) -> dict[str, dict[str, dict[str, list[float]]]]:
     """PRM → way to use it → points (√KL, gold, proxy), means over seeds. Both ways score by the lowest step."""
     lines = {}
     for run in found.plain_runs:
@@ -424,7 +423,7 @@ def over_optimisation(found: Findings) -> dict[str, dict[str, dict[str, list[flo
         def mean(values: Any) -> list[float]:
             return [float(value) for value in np.mean(values, axis=0)]
 
-        kl = mean([[look.numbers["kl"] for look in curve] for curve in curves])
+        kl = mean([[point.numbers["kl"] for point in curve] for curve in curves])
         lines[run.prm] = {
             BEST_OF_N: {
                 "sqrt_kl": np.sqrt(divergence(found.ns)).tolist(), "gold": mean(gold), "proxy": mean(proxy),
@@ -432,19 +431,19 @@ def over_optimisation(found: Findings) -> dict[str, dict[str, dict[str, list[flo
             "GRPO": {
                 # A measured divergence near 0 may be negative by chance.
                 "sqrt_kl": np.sqrt(np.maximum(kl, 0)).tolist(),
-                "gold": mean([[look.mean(ANSWER) for look in curve] for curve in curves]),
-                "proxy": mean([[look.mean(PROXY) for look in curve] for curve in curves]),
+                "gold": mean([[point.mean(ANSWER) for point in curve] for curve in curves]),
+                "proxy": mean([[point.mean(PROXY) for point in curve] for curve in curves]),
             },
         }  # fmt: skip
     return lines
 
 
 def policy_metrics(found: Findings) -> list[dict[str, Any]]:
-    """Every look of every policy, for metrics.json."""
+    """All evaluation points of all policies, for metrics.json."""
     return [
         {
             run.name: {
-                "looks": [{"update": look.update, **look.summary()} for look in result.policies[run].points],
+                "looks": [{"update": point.update, **point.summary()} for point in result.policies[run].points],
                 "alarms": {name: alarm and alarm.update for name, alarm in result.policies[run].alarms.items()},
             }
             for run in found.runs

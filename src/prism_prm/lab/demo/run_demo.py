@@ -1,7 +1,4 @@
-"""`run_demo`: the whole pipeline in a small world, from nothing to a report, as `prism demo` runs it.
-
-world → base PRM → arms → scores → policies → report
-"""
+"""`run_demo`, the pipeline of `prism demo`: world → base PRM → arms → scores → policies → report."""
 
 from __future__ import annotations
 
@@ -55,12 +52,12 @@ def run_demo(
     """Train a policy, a biased base PRM and PRISM in a world where every step's truth is known, and compare them.
 
     Args:
-        out: the output folder; finished parts in it are reused.
+        out: the output folder; finished stages in it are reused.
         seeds: the number of worlds; several give intervals.
         first_seed: the seed of the first world.
-        full: all ablations, tests out of distribution, every way to give credit in reinforcement learning, and the
+        full: all ablations, tests out of distribution, all ways to assign credit in reinforcement learning, and the
             asymmetry map of the first world.
-        quick: a much smaller world, in about a minute; its numbers mean nothing.
+        quick: a much smaller world that takes about a minute; its numbers mean nothing.
 
     Example:
         >>> found = run_demo("demo", quick=True)  # doctest: +SKIP
@@ -76,7 +73,7 @@ def run_demo(
             say(f"Seed {seed}")
             results.append(run_seed(settings, seed, out))
         found, first = find(results), results[0]
-        flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
+        flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--set first_seed={first_seed}"] * (first_seed > 0)
         command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
         report = make_report(found, command, quick=quick)
         if full:
@@ -85,7 +82,7 @@ def run_demo(
             asymmetry.measure()
             asymmetry.add_to(report)
         report.write(out)
-        # Short names for what people use afterwards.
+        # Links with short names to the most useful folders.
         links = {"data": first.world.data, "policy": first.world.policy}
         links |= {f"prms/{name}": folder for name, folder in first.prms.items()}
         for name, target in links.items():
@@ -97,7 +94,7 @@ def run_demo(
 
 
 def run_seed(settings: DemoSettings, seed: int, out: Path) -> SeedResult:
-    """One world, from nothing to all that is measured in it; what is done already is not done again."""
+    """Build one world, train and measure; finished stages are reused."""
     with Job(out / f"seed-{seed}") as job, stoppable(lambda: f"seed {seed}"):
         world = build_world(replace(settings.world, seed=seed), out / "world", far=settings.far)
 
@@ -130,7 +127,7 @@ def run_seed(settings: DemoSettings, seed: int, out: Path) -> SeedResult:
 
 
 def train_by_recipe(job: Job, name: str, recipe: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Train a PRM; gives the folder of the best round, and the validation of all rounds."""
+    """Train a PRM; returns the folder of the best round, and the validation of all rounds."""
     from accelerate import Accelerator
 
     folder = job.out / f"{name}-{content_key(FORMAT, recipe)}"
@@ -142,7 +139,7 @@ def train_by_recipe(job: Job, name: str, recipe: dict[str, Any]) -> tuple[Path, 
 def score(job: Job, name: str, prm: Path, world: World) -> Scored:
     """Score the test trees and the pools, and search with the PRM."""
     scorer = load_prm(prm, device="cpu")
-    how = choose_aggregator(None, card_values(scorer))
+    aggregator = choose_aggregator(None, card_values(scorer))
     store = ScoreStore(job.out / "scores", scorer)
     found: list[Any] = []
     for far in (False, True) if world.far_data else (False,):
@@ -152,17 +149,17 @@ def score(job: Job, name: str, prm: Path, world: World) -> Scored:
             found.append(scores_by_prm(store, pool, advance=advance))
         solved_by_n = {}
         for n in GUIDED_NS:
-            beam = beam_settings(n, how.value, world.settings)
+            beam = beam_settings(n, aggregator.value, world.settings)
             solved_by_n[n] = job.once(
                 f"guided/{'far-' * far}{name}-beam-{n}", partial(guided_search, world, prm, beam, far=far, name=name),
                 format=FORMAT, prm=store.identity, data=world.pool(far=far).parent.name, settings=beam,
             )  # fmt: skip
         found.append(solved_by_n)
-    return Scored(how, *found)
+    return Scored(aggregator, *found)
 
 
 def score_test_trees(store: ScoreStore, name: str, world: World, *, far: bool = False) -> Steps:
-    """The scores of all test trees, a group per test set."""
+    """Score all test trees, with one group per test set."""
     items = [
         Item(tree, group, tree.problem)
         for group in (NATURAL, *PERTURBATIONS)

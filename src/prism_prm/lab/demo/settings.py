@@ -1,4 +1,4 @@
-"""What a demo runs: the arms of the comparison as ordinary recipes, and the demos we ship by name."""
+"""Settings of demos: the arms of the comparison as ordinary recipes, and the presets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from prism_prm.rl.credit import CREDITS
 
 PAPER_BINS = [[0.5, 1.0], [0.3, 0.5], [0.2, 0.3], [0.1, 0.2]]
 ALL_BINS = [[-1.0, 1.0]]
-"""Every pair, in one round, whatever its margin."""
+"""All pairs in one round, regardless of the margin."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBudget:
-    """How long something trains: the same for all arms."""
+    """The length of training, the same for all arms."""
 
     epochs: int
     pairs_per_update: int = 128
@@ -25,25 +25,25 @@ class TrainingBudget:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to train on from the base PRM."""
+    """One way to continue training from the base PRM."""
 
     title: str
     about: str
     objective: dict[str, Any]
     bins: list[list[float]]
     lr: float
-    """Chosen on validation problems of development seeds, or from a similar arm; experiments/LOG.md says which."""
+    """Chosen on validation problems of development seeds, or copied from a similar arm (see experiments/LOG.md)."""
     curriculum: str = "none"
     lookahead: str | int = "all"
     lookahead_ratio: float | None = None
     trees: str = "annotated"
-    """Which trees of the world it trains on."""
+    """The trees of the world to train on."""
     full: bool = False
     """Only with `--full`."""
 
     def recipe(self, trees: Path, base: Path, budget: TrainingBudget, seed: int) -> dict[str, Any]:
         """The arm as a recipe of `prism train`."""
-        if self.objective.get("on") == "labels":  # a pair is two steps; and there are fewer labels than steps of pairs
+        if self.objective.get("on") == "labels":  # a pair is two steps, and there are fewer labels than steps in pairs
             budget = TrainingBudget(2 * budget.epochs, 2 * budget.pairs_per_update)
         return {
             **_recipe(trees, {"lookahead": self.lookahead, "audit": "off"}, base, self.lr, budget, seed),
@@ -54,7 +54,7 @@ class Arm:
 
 
 def base_recipe(trees: Path, start: Path, budget: TrainingBudget, seed: int) -> dict[str, Any]:
-    """The base PRM: pointwise on all labels of many problems, lenient as they are."""
+    """The recipe of the base PRM: pointwise on all lenient labels of many problems."""
     return {
         **_recipe(trees, {"lookahead": "none"}, start, 3e-3, budget, seed),
         "objective": {"name": "bce", "on": "labels"},
@@ -66,7 +66,7 @@ def base_recipe(trees: Path, start: Path, budget: TrainingBudget, seed: int) -> 
 def _recipe(
     trees: Path, pairs: dict[str, Any], prm: Path, lr: float, budget: TrainingBudget, seed: int
 ) -> dict[str, Any]:
-    """What all recipes share."""
+    """The common part of all recipes."""
     return {
         "seed": seed,
         "report_to": [],
@@ -78,7 +78,7 @@ def _recipe(
             "pairs_per_update": budget.pairs_per_update,
             "max_pairs_per_tree_per_update": 8,
             "warmup": 0.05,
-            "betas": [0.9, 0.98],  # the usual 0.999 remembers more updates than there are
+            "betas": [0.9, 0.98],  # the usual 0.999 averages over more updates than there are
             "microbatch_tokens": 16384,
             "checkpoint_every": 200,
         },
@@ -89,7 +89,7 @@ _SC = {"name": "sc"}
 _SC_LOG_ODDS = {"name": "sc", "space": "log-odds"}
 _HYBRID = {"name": "hybrid", "space": "log-odds", "anchor_weight": 1.0}
 _RATIO = 0.5
-"""Lookahead pairs per annotated pair; all of them would be several times as many."""
+"""Lookahead pairs per annotated pair; there are several times as many in all."""
 
 ARMS: dict[str, Arm] = {
     "pointwise": Arm(
@@ -129,17 +129,17 @@ ARMS: dict[str, Arm] = {
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What a demo runs, for each seed."""
+    """What a demo runs for each seed."""
 
     world: WorldSettings
     base: TrainingBudget
     arms: TrainingBudget
     rl: Reinforcement | None
-    """How policies are trained with these PRMs; None: they are not."""
+    """How policies are trained with these PRMs; None to skip it."""
     names: tuple[str, ...] = tuple(name for name, arm in ARMS.items() if not arm.full)
-    """Arms beside the base PRM, in the order they are shown."""
+    """The arms besides the base PRM, in the order of the report."""
     far: bool = False
-    """Whether to measure out of distribution too."""
+    """Whether to measure out of distribution, too."""
 
 
 PRESETS = {
@@ -149,11 +149,11 @@ PRESETS = {
         Reinforcement(updates=6, prompts=8, held_out=40, every=3),
     ),
 }  # fmt: skip
-"""`demo` is what `prism demo` runs; `quick` shows that everything works, in about a minute."""
+"""`demo` is what `prism demo` runs; `quick` checks in about a minute that everything works."""
 
 
 def demo_settings(*, quick: bool = False, full: bool = False) -> DemoSettings:
-    """What to run; `full` adds every ablation, the out-of-distribution tests, and every way to give credit."""
+    """A preset; `full` adds all ablations, out-of-distribution tests, and all ways to assign credit."""
     settings = PRESETS["quick" if quick else "demo"]
     if not full:
         return settings

@@ -1,10 +1,10 @@
-"""Closed forms: Best-of-N with a verifier that says yes or no and errs, and pairs in center–margin coordinates.
+"""Closed forms: Best-of-N with a binary verifier that errs, and pairs in center–margin coordinates.
 
-p = share of right solutions, α = FPR, β = FNR. Best-of-N draws N solutions and picks one at random among those the
+p = share of right solutions, α = FPR, β = FNR. Best-of-N draws N solutions and picks one at random among those that the
 verifier accepts, or among all N if it accepts none.
 
-a = (s⁺ + s⁻)/2 and m = s⁺ − s⁻, for scores in (0, 1). The policy ratio depends on m alone. The step-contrastive loss
-(SC) does too; the pointwise loss (BCE) also pulls at a.
+a = (s⁺ + s⁻)/2 and m = s⁺ − s⁻, for scores in (0, 1). The policy ratio depends on m alone, and so does the
+step-contrastive loss (SC); the pointwise loss (BCE) also depends on a.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy.typing as npt
 from prism_prm.arrays import Floats
 
 SC_FLOOR = float(np.log1p(np.exp(-1.0)))
-"""No margin of scores in [0, 1] brings SC below −log σ(1) = 0.313."""
+"""The lower bound of SC for scores in [0, 1]: −log σ(1) = 0.313."""
 
 
 def accept_rate(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike) -> Floats:
-    """q: the share of all solutions that the verifier accepts."""
+    """q: the share of solutions that the verifier accepts."""
     p, alpha, beta = (np.asarray(x, np.float64) for x in (p, alpha, beta))
     return np.asarray((1 - p) * alpha + p * (1 - beta))
 
 
 def best_of_n(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike, n: npt.ArrayLike) -> Floats:
-    """P(N): the chance that a right solution is picked, with both terms: some accepted, and none accepted.
+    """P(N): the probability that a right solution is picked, with both terms: some accepted, and none accepted.
 
     The paper uses the first term alone, which gives p(1−β) instead of p for N = 1.
     """
@@ -39,7 +39,7 @@ def best_of_n(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike, n: np
 
 
 def leading_term(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike, n: npt.ArrayLike) -> Floats:
-    """The first term alone, as the paper approximates P(N): right and something was accepted."""
+    """The first term of P(N), the paper's approximation: a right solution is picked, and some were accepted."""
     p, beta, n = (np.asarray(x, np.float64) for x in (p, beta, n))
     q = accept_rate(p, alpha, beta)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -86,11 +86,11 @@ def samples_to_reach(target: float, p: float, beta: float) -> int:
 
 
 def simulate_best_of_n(p: float, alpha: float, beta: float, n: int, *, num_trials: int, seed: int) -> float:
-    """The same by simulation: draw N solutions, let the verifier err, pick at random among the best."""
+    """P(N) by simulation: draw N solutions, let the verifier err, pick at random among the best."""
     rng = np.random.default_rng(seed)
     right = rng.random((num_trials, n)) < p
     accepted = rng.random((num_trials, n)) < np.where(right, 1 - beta, alpha)
-    # Random ties: the verdict decides, a random number breaks ties.
+    # The verdict decides; a random number breaks ties.
     picked = np.argmax(accepted + rng.random((num_trials, n)), axis=1)
     return float(right[np.arange(num_trials), picked].mean())
 
@@ -98,7 +98,7 @@ def simulate_best_of_n(p: float, alpha: float, beta: float, n: int, *, num_trial
 def solution_rates(error: float, alpha: float, beta: float, num_steps: int) -> tuple[float, float, float]:
     """(p, α, β) of whole solutions from those of steps, when a solution passes iff all its T steps pass.
 
-    Each step is wrong with probability `error`, and the PRM errs on each step by itself:
+    Each step is wrong with probability `error`, and the PRM's errors on steps are independent:
     p = (1−e)^T; β = 1−(1−b)^T; α = share of wrong solutions in which every wrong step is over-credited.
     """
     p = (1 - error) ** num_steps
@@ -111,46 +111,47 @@ def solution_rates(error: float, alpha: float, beta: float, num_steps: int) -> t
 def guided_search(
     p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike, num_candidates: npt.ArrayLike, num_steps: npt.ArrayLike
 ) -> Floats:
-    """The chance that a search which picks one of m candidates at each of T steps never leaves the right path.
+    """The probability that a search which picks one of m candidates at each of T steps stays on the right path.
 
-    Each step is a Best-of-m of its own, so what is lost per step is lost T times: P(m)^T.
+    Each step is a Best-of-m, so the loss per step is compounded T times: P(m)^T.
     """
     return np.asarray(best_of_n(p, alpha, beta, num_candidates) ** np.asarray(num_steps, np.float64))
 
 
 def policy_ratio(reference_ratio: npt.ArrayLike, margin: npt.ArrayLike, temperature: npt.ArrayLike) -> Floats:
-    """π*(right) / π*(wrong) of the KL-regularised policy: the reference's ratio times exp(margin / β_KL)."""
+    """π*(right) / π*(wrong) of the KL-regularized policy: the reference's ratio times exp(margin / β_KL)."""
     margin, temperature = np.asarray(margin, np.float64), np.asarray(temperature, np.float64)
     return np.asarray(np.asarray(reference_ratio, np.float64) * np.exp(margin / temperature))
 
 
-def centre_margin(right: Floats, wrong: Floats) -> tuple[Floats, Floats]:
+def center_margin(right: Floats, wrong: Floats) -> tuple[Floats, Floats]:
     """(a, m) of the scores of right and wrong steps."""
     return (right + wrong) / 2, right - wrong
 
 
 def sc_gradient(margin: Floats) -> tuple[Floats, Floats]:
-    """(∂/∂a, ∂/∂m) of −log σ(m): nothing on the centre, −σ(−m) on the margin."""
+    """(∂/∂a, ∂/∂m) of −log σ(m): 0 on the center, −σ(−m) on the margin."""
     return np.zeros_like(margin), np.asarray(-1 / (1 + np.exp(margin)))
 
 
-def bce_gradient(centre: Floats, margin: Floats) -> tuple[Floats, Floats]:
-    """(∂/∂a, ∂/∂m) of −log s⁺ − log(1 − s⁻): the centre is pulled to ½, where both terms balance."""
-    right, not_wrong = centre + margin / 2, 1 - centre + margin / 2
+def bce_gradient(center: Floats, margin: Floats) -> tuple[Floats, Floats]:
+    """(∂/∂a, ∂/∂m) of −log s⁺ − log(1 − s⁻): the center is pulled to ½, where both terms balance."""
+    right, not_wrong = center + margin / 2, 1 - center + margin / 2
     return np.asarray(-1 / right + 1 / not_wrong), np.asarray(-0.5 / right - 0.5 / not_wrong)
 
 
-def rates_from_margins(centre: Floats, margin: Floats, threshold: float) -> tuple[float, float]:
+def rates_from_margins(center: Floats, margin: Floats, threshold: float) -> tuple[float, float]:
     """(FPR, FNR) of pairs, where good means score > threshold: P(m < 2(a−τ)) and P(m ≤ 2(τ−a)).
 
-    The paper judges ties the other way round (good means ≥); benchmarks are strict, and so are we.
+    The paper judges ties the other way round (good means ≥); benchmarks are strict, and so is this.
     """
-    return float(np.mean(margin < 2 * (centre - threshold))), float(np.mean(margin <= 2 * (threshold - centre)))
+    return float(np.mean(margin < 2 * (center - threshold))), float(np.mean(margin <= 2 * (threshold - center)))
 
 
 def safe_thresholds(right: Floats, wrong: Floats, max_fpr: float, max_fnr: float) -> tuple[float, float] | None:
     """The interval of thresholds with FPR and FNR within the limits, or None; wider margins make it wider."""
-    # FPR(τ) falls with τ: the lowest τ is a quantile of the wrong scores; FNR rises: the highest is one of the right.
+    # FPR(τ) falls with τ, so the lowest τ is a quantile of the wrong scores; FNR rises, so the highest is one of the
+    # right scores.
     low = float(np.quantile(wrong, 1 - max_fpr, method="higher"))
     high = float(np.nextafter(np.quantile(right, max_fnr, method="higher"), -np.inf))
     return (low, high) if low <= high else None

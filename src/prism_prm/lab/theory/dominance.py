@@ -1,10 +1,10 @@
-"""When does PRM A have an FPR no higher than PRM B's at EVERY TPR? What holds, and what two score tables say.
+"""ROC dominance: when does PRM A have an FPR no higher than PRM B's at EVERY TPR?
 
-The paper assumes that A's scores are B's moved by a constant: right steps up by δ, wrong steps down by δ. Scores in
-[0, 1] cannot be moved like that: the highest right score would leave the interval. Three statements do hold.
+The paper assumes that A's scores are B's shifted by a constant: right steps up by δ, wrong steps down by δ. Scores in
+[0, 1] cannot be shifted like that: the highest right score would leave the interval. Three statements do hold.
 
-1. ROC curves do not change under an increasing map of a model's scores, so the shift may be asked for on the log-odds,
-   which have no bounds.
+1. ROC curves do not change under an increasing map of a model's scores, so the shift may be on the log-odds, which have
+   no bounds.
 2. If on some common scale A's right scores are B's plus δ₁ and A's wrong scores are B's minus δ₂, then A dominates
    iff δ₁ + δ₂ ≥ 0: at TPR ρ the threshold moves by δ₁, so FPR_A(ρ) = P(wrong_B > τ_B(ρ) + δ₁ + δ₂).
 3. With no shift at all: place each wrong step among the right ones, V = share of right steps that score higher. FPR at
@@ -29,7 +29,7 @@ from prism_prm.report import NO_DATA, STYLES, Report, finish, number, percent, s
 from prism_prm.stats import cluster_draws
 
 LEVELS = np.linspace(0.01, 0.99, 99)
-"""The TPRs at which two curves are compared."""
+"""The TPRs at which curves are compared."""
 
 
 def fpr_at_tprs(tp: Floats, fp: Floats, levels: Floats = LEVELS) -> Floats:
@@ -39,14 +39,14 @@ def fpr_at_tprs(tp: Floats, fp: Floats, levels: Floats = LEVELS) -> Floats:
 
 
 VERDICTS = {
-    "A dominates": "{a} dominates: its FPR is nowhere higher, and surely lower somewhere",
-    "A mostly": "{a} is lower wherever the two surely differ, but not lower everywhere",
-    "B dominates": "{b} dominates: its FPR is nowhere higher, and surely lower somewhere",
-    "B mostly": "{b} is lower wherever the two surely differ, but not lower everywhere",
-    "neither": "neither dominates: each is surely lower somewhere",
-    "undecided": "undecided: the two differ nowhere for sure",
+    "A dominates": "{a} dominates: its FPR is never higher, and significantly lower at some TPRs",
+    "A mostly": "{a} is lower wherever the two differ significantly, but not lower everywhere",
+    "B dominates": "{b} dominates: its FPR is never higher, and significantly lower at some TPRs",
+    "B mostly": "{b} is lower wherever the two differ significantly, but not lower everywhere",
+    "neither": "neither dominates: each is significantly lower at some TPRs",
+    "undecided": "undecided: the two differ significantly nowhere",
 }
-"""Verdict → what it means."""
+"""Verdict → meaning."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Dominance:
     fpr_b: Floats
     low: Floats
     high: Floats
-    """A 95 % band that holds for all levels at once (bootstrap of the largest deviation, by cluster)."""
+    """A simultaneous 95 % band for all levels (bootstrap of the largest deviation, by cluster)."""
     worst: float
     """The largest difference: dominance needs ≤ 0."""
     verdict: str
-    """What the band says: one of VERDICTS."""
+    """One of VERDICTS, by the band."""
 
 
 def check_dominance(
@@ -81,7 +81,7 @@ def check_dominance(
         if curve_a[0][-1] > 0 and curve_a[1][-1] > 0:
             deviations.append(fpr_at_tprs(*curve_a) - fpr_at_tprs(*curve_b) - difference)
     spread = np.std(deviations, axis=0)
-    # Studentised, so that the flat ends of the curves do not borrow the width of the middle.
+    # Studentized, so that the flat ends of the curves do not get the width of the middle.
     scaled = np.abs(deviations) / np.where(spread > 0, spread, 1)
     half = float(np.quantile(scaled.max(axis=1), 0.95)) * spread
     low, high = difference - half, difference + half
@@ -101,14 +101,14 @@ def _verdict(difference: Floats, low: Floats, high: Floats) -> str:
 
 @dataclass(frozen=True)
 class Shift:
-    """How well "A's scores are B's plus a constant" describes one kind of step."""
+    """How well "A's scores are B's plus a constant" fits one kind of step."""
 
     delta: float
     """The shift that fits best: the median difference of quantiles, A − B."""
     distance: float
-    """Kolmogorov–Smirnov distance left after the shift: 0 would be a pure shift."""
+    """Kolmogorov–Smirnov distance after the shift; 0 for a pure shift."""
     unshifted: float
-    """The distance before it."""
+    """The distance before the shift."""
     room: float
     """How far B's scores could move in this direction without leaving [0, 1]; infinite on log-odds."""
 
@@ -132,23 +132,23 @@ def ks_distance(a: Floats, b: Floats) -> float:
 
 
 def log_odds(probability: Floats, limit: float = 1e-6) -> Floats:
-    """The log-odds of probabilities; 0 and 1, which rounding makes, are drawn in to `limit`."""
+    """The log-odds of probabilities, clipped by `limit`: rounding can make them 0 or 1."""
     clipped = np.clip(probability, limit, 1 - limit)
     return np.asarray(np.log(clipped) - np.log1p(-clipped))
 
 
 def add_runs(report: Report, folders: Sequence[str], *, seed: int = 0) -> None:
-    """What the paper assumes and what holds, on each benchmark that two runs of `prism eval` share; A comes first."""
+    """Add a section on ROC dominance for each benchmark that two runs of `prism eval` share; A is the first run."""
     runs = load_runs(folders)
     first, second = (run.name for run in runs)
     report.text("""
 ## ROC dominance
 
-The paper's theorem assumes that training pairwise moves all right steps up by δ and all wrong steps down by δ. Scores
-in [0, 1] cannot move like that: the best right steps have no room. What holds instead:
+The paper's theorem assumes that pairwise training shifts all right steps up by δ and all wrong steps down by δ. Scores
+in [0, 1] cannot shift like that: the best right steps have no room. What holds instead:
 
 1. ROC curves do not change under an increasing map, so the shift may be on the log-odds.
-2. If right steps move up by δ₁ and wrong ones down by δ₂ on a common scale, then A dominates iff δ₁ + δ₂ ≥ 0.
+2. If right steps shift up by δ₁ and wrong ones down by δ₂ on a common scale, then A dominates iff δ₁ + δ₂ ≥ 0.
 3. With no shift at all, A's FPR is no higher at every TPR iff the share of right steps that score above a wrong step
    is stochastically larger under A. That is exact, and it is what the figures show.
 """)
@@ -159,7 +159,7 @@ in [0, 1] cannot move like that: the best right steps have no room. What holds i
 
 
 def add_dominance(report: Report, bench: str, name_a: str, name_b: str, a: Steps, b: Steps, *, seed: int = 0) -> None:
-    """A section on A (say, pairwise training) against B (say, pointwise) over the same steps."""
+    """Add a section on A (e.g. pairwise training) against B (e.g. pointwise) over the same steps."""
     judged = a.judged & b.judged
     if a.hard or b.hard or not a.right[judged].any() or not a.wrong[judged].any():
         report.text(f"### {bench}\n\nNot checked: it needs scores, and both right and wrong steps.")
@@ -191,8 +191,8 @@ problems.
     )
     with report.figure(
         f"dominance-{bench}",
-        caption=f"FPR of {name_a} minus FPR of {name_b} at equal TPR; below zero {name_a} is better. The band holds "
-        "for all TPRs at once.",
+        caption=f"FPR of {name_a} minus FPR of {name_b} at equal TPR; below zero {name_a} is better. The band is "
+        "simultaneous for all TPRs.",
         alt=f"Difference of FPR between {name_a} and {name_b} over TPR: {percent(found.worst)} at worst",
     ) as axes:
         axes.fill_between(found.levels, found.low, found.high, color=STYLES[0].color, alpha=0.2, linewidth=0)

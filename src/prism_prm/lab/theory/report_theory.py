@@ -1,5 +1,5 @@
-"""`report_theory`: what verifier errors do, as `prism theory` shows it: closed forms with numbers and simulations, the
-gradients of the losses, and pointwise against pairwise training.
+"""`report_theory`, the report of `prism theory`: closed forms with numbers and simulations, gradients of the losses,
+and pointwise against pairwise training.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ def report_theory(
             ROC.
         pool: files of a pool of solutions, on which p, α and β are measured to predict Best-of-N.
         scores: a table of the pool's scores, if the pool has none.
-        aggregator: how step scores become a solution's score; default: that of the PRM that made `scores`, else min.
-        threshold: a solution is accepted above this; default: that of the PRM that made `scores`, else 0.5.
-        answer_field: the field of the pool that holds the reference answer, if it is not `answer`.
+        aggregator: combines step scores into a solution's score; default: that of the PRM in `scores`, else min.
+        threshold: solutions with a higher score are accepted; default: that of the PRM in `scores`, else 0.5.
+        answer_field: the field of the pool with the reference answer, if it is not `answer`.
 
     Example:
         >>> report = report_theory("theory", VerifierSettings(p=0.4, alpha=0.1), simulate=False)
         >>> (Path("theory") / "report.html").exists()
         True
     """
-    from prism_prm.evaluate.compare import load_run  # these take a second, which `prism theory --help` need not wait
+    from prism_prm.evaluate.compare import load_run  # imported here, or `prism theory --help` takes a second longer
     from prism_prm.lab.theory.dominance import add_runs
     from prism_prm.lab.theory.scored_pool import add_pool
 
@@ -90,7 +90,7 @@ def report_theory(
     if runs and len(runs) != 2:
         raise ConfigError(f"--runs compares two runs; got {len(runs)}")
     if scores is not None and not pool:
-        raise ConfigError("--scores also needs --pool, the pool that was scored")
+        raise ConfigError("--scores needs --pool, the pool that was scored")
     if aggregator is not None:
         check_aggregator(aggregator)
     if threshold is not None and not 0 <= threshold <= 1:
@@ -99,7 +99,7 @@ def report_theory(
     find_sources([*pool, *([scores] if scores is not None else [])])
     keep_inputs([*read, *pool, scores], [Path(out) / "metrics.json"])
     with Job(out):
-        with progress("playing out" + ", training small networks" * simulate, 1 + bool(runs) + bool(pool)) as advance:
+        with progress("simulating" + ", training small networks" * simulate, 1 + bool(runs) + bool(pool)) as advance:
             report = Report("What verifier errors cost", "closed forms, checked by simulation")
             p, alpha = settings.p, settings.alpha
             limit, without = (float(closed_forms.ceiling(p, alpha, beta)) for beta in (settings.beta, 0.0))
@@ -128,7 +128,7 @@ def report_theory(
 
 
 def _add_best_of_n(report: Report, settings: VerifierSettings) -> None:
-    """P(N) with both terms, its approximation, and the game played out."""
+    """P(N) with both terms, its approximation, and a simulation."""
     p, alpha, beta = settings.p, settings.alpha, settings.beta
     limit, accepted = float(closed_forms.ceiling(p, alpha, beta)), float(closed_forms.accept_rate(p, alpha, beta))
     with report.figure(
@@ -139,12 +139,14 @@ def _add_best_of_n(report: Report, settings: VerifierSettings) -> None:
     ) as axes:
         lines = dict(zip((0.1, 0.3, 0.6), ("-", "--", ":"), strict=True))
         for rate, line in lines.items():
-            accuracy, look = closed_forms.best_of_n(p, rate, 0, FIGURE_N), {"color": STYLES[1].color, "linestyle": line}
-            axes.plot(FIGURE_N, accuracy, **look, label=f"FPR {percent(rate, digits=0)} %")
-            axes.axhline(float(closed_forms.ceiling(p, rate)), linewidth=0.6, **look)
+            style = {"color": STYLES[1].color, "linestyle": line}
+            accuracy = closed_forms.best_of_n(p, rate, 0, FIGURE_N)
+            axes.plot(FIGURE_N, accuracy, **style, label=f"FPR {percent(rate, digits=0)} %")
+            axes.axhline(float(closed_forms.ceiling(p, rate)), linewidth=0.6, **style)
         for rate, line in lines.items():
-            accuracy, look = closed_forms.best_of_n(p, 0, rate, FIGURE_N), {"color": STYLES[0].color, "linestyle": line}
-            axes.plot(FIGURE_N, accuracy, **look, label=f"FNR {percent(rate, digits=0)} %")
+            style = {"color": STYLES[0].color, "linestyle": line}
+            accuracy = closed_forms.best_of_n(p, 0, rate, FIGURE_N)
+            axes.plot(FIGURE_N, accuracy, **style, label=f"FNR {percent(rate, digits=0)} %")
         finish(axes, "N", "right solution picked (%)", ns=FIGURE_N[::2].tolist())
     report.text(f"""
 ## Best-of-N under a verifier that errs
@@ -161,11 +163,11 @@ uses the first term alone, which for N = 1 gives p(1−β) instead of p.
 """)
     rows = []
     for n in settings.ns:
-        played = closed_forms.simulate_best_of_n(p, alpha, beta, n, num_trials=NUM_TRIALS, seed=settings.seed + n)
+        simulated = closed_forms.simulate_best_of_n(p, alpha, beta, n, num_trials=NUM_TRIALS, seed=settings.seed + n)
         exact, leading = closed_forms.best_of_n(p, alpha, beta, n), closed_forms.leading_term(p, alpha, beta, n)
-        rows.append([str(n), percent(float(exact)), percent(float(leading)), percent(played)])
+        rows.append([str(n), percent(float(exact)), percent(float(leading)), percent(simulated)])
     report.table(
-        ["N", "P(N)", "first term alone", "played out"], rows, caption=f"Best-of-N (%), {NUM_TRIALS:,} games per N"
+        ["N", "P(N)", "first term alone", "simulated"], rows, caption=f"Best-of-N (%), {NUM_TRIALS:,} trials per N"
     )
     report.metrics["best_of_n"] = {"settings": asdict(settings), "ceiling": limit, "table": rows}
     targets = (0.9, 0.99)
@@ -183,7 +185,7 @@ uses the first term alone, which for N = 1 gives p(1−β) instead of p.
 def _add_compounding(report: Report) -> None:
     """From step rates to solution rates, and to a search that picks at every step."""
     report.text("""
-## Step errors add up
+## Step errors compound
 
 If a solution passes only when all its T steps pass, and the PRM's errors on the steps are independent, a right solution
 is lost with β = 1−(1−b)^T, and a wrong one passes only if every one of its wrong steps is over-credited. A guided
@@ -207,45 +209,45 @@ search that picks one of m candidates at each step stays right with P(m)^T: a fa
     report.table(
         ["margin of rewards", "β_KL = 1", "β_KL = 0.1", "β_KL = 0.05"],
         rows,
-        caption="KL-regularised policy: π*(right)/π*(wrong) where the reference policy is indifferent",
+        caption="KL-regularized policy: π*(right)/π*(wrong) where the reference policy is indifferent",
     )
 
 
 def _add_margins(report: Report) -> None:
-    """What each loss pulls at."""
+    """The gradients of the losses on center and margin."""
     floor = closed_forms.SC_FLOOR
     report.text(f"""
-## Centre and margin
+## Center and margin
 
 With a = (s⁺+s⁻)/2 and m = s⁺−s⁻ the policy's ratio depends on m alone. The step-contrastive loss −log σ(m) has no
-gradient on a. The pointwise loss pulls a towards ½ as well. On scores in [0, 1] the step-contrastive loss cannot fall
+gradient on a. The pointwise loss also pulls a toward ½. On scores in [0, 1] the step-contrastive loss cannot fall
 below −log σ(1) = {floor:.3f}; on log-odds it can. FPR(τ) = P(m < 2(a−τ)) and FNR(τ) = P(m ≤ 2(τ−a)): wider
-margins lower both, as long as the centre stays.
+margins lower both, as long as the center does not move.
 """)
     rows = []
     for right, wrong in ((0.85, 0.80), (0.40, 0.45), (0.95, 0.30)):
-        a, m = closed_forms.centre_margin(np.array(right), np.array(wrong))
+        a, m = closed_forms.center_margin(np.array(right), np.array(wrong))
         bce, sc = closed_forms.bce_gradient(a, m), closed_forms.sc_gradient(m)
         values = (float(sc[0]), float(sc[1]), float(bce[0]), float(bce[1]))
         rows.append([f"{right:.2f} / {wrong:.2f}", f"{float(m):+.2f}", *(f"{value:+.2f}" for value in values)])
     report.table(
         ["s⁺ / s⁻", "m", "SC ∂a", "SC ∂m", "pointwise ∂a", "pointwise ∂m"],
         rows,
-        caption="Gradients on centre and margin (the paper's two examples, and an easy pair)",
+        caption="Gradients on center and margin (the paper's two examples, and an easy pair)",
     )
     rng = np.random.default_rng(0)
-    centre = 0.5 + 0.15 * rng.normal(size=NUM_TRIALS)
+    center = 0.5 + 0.15 * rng.normal(size=NUM_TRIALS)
     rows = []
     for mean in (0.2, 0.4, 0.6):
         margin = mean + 0.15 * rng.normal(size=NUM_TRIALS)
-        fpr, fnr = closed_forms.rates_from_margins(centre, margin, 0.5)
-        safe = closed_forms.safe_thresholds(centre + margin / 2, centre - margin / 2, 0.2, 0.2)
+        fpr, fnr = closed_forms.rates_from_margins(center, margin, 0.5)
+        safe = closed_forms.safe_thresholds(center + margin / 2, center - margin / 2, 0.2, 0.2)
         shown = "none" if safe is None else f"{safe[0]:.2f} to {safe[1]:.2f}"
         rows.append([f"{mean:g}", percent(fpr), percent(fnr), shown])
     report.table(
         ["mean margin", "FPR at ½", "FNR at ½", "thresholds with both ≤ 20 %"],
         rows,
-        caption="Wider margins around the same centres: both rates fall, and more thresholds work",
+        caption="Wider margins around the same centers: both rates fall, and more thresholds work",
     )
 
 
@@ -254,9 +256,9 @@ def _add_simulation(report: Report) -> None:
     report.text("""
 ## Pointwise against pairwise training, simulated
 
-Two networks with the same first weights see the same matched pairs; one learns each step's label separately, the other
-which of the two is better. With *relative* labels ("the better of the two is right") a step's label depends on its
-partner, which pointwise training does not see. An *absolute* label depends on the step alone. The
+Two networks with the same initial weights see the same matched pairs; one learns each step's label separately, the
+other which of the two is better. With *relative* labels ("the better of the two is right") a step's label depends on
+its partner, which pointwise training does not see. An *absolute* label depends on the step alone. The
 difference between the two figures is what pairwise training gains from labels that only make sense in pairs.
 """)
     for one in (simulation.SimulationSettings(labels="relative"), simulation.SimulationSettings(labels="absolute")):
@@ -264,20 +266,20 @@ difference between the two figures is what pairwise training gains from labels t
         edges = result.edges
         with report.figure(
             f"simulation-{one.labels}",
-            caption=f"{one.labels.capitalize()} labels: pairs ranked rightly by true margin; {len(one.seeds)} seeds, "
+            caption=f"{one.labels.capitalize()} labels: pairs ranked correctly by true margin; {len(one.seeds)} seeds, "
             f"{one.num_pairs:,} training pairs, {one.num_test_pairs:,} test pairs each, 95 % bands.",
             alt=f"Pairwise accuracy by true margin with {one.labels} labels, pointwise and pairwise training",
         ) as axes:
             for name, style in styles(simulation.OBJECTIVES).items():
                 draw_curve(axes, (edges[:-1] + edges[1:]) / 2, result.accuracy[name], name, style)
-            finish(axes, "true margin |s(a) − s(b)|", "pairs ranked rightly (%)")
+            finish(axes, "true margin |s(a) − s(b)|", "pairs ranked correctly (%)")
         rows = [
             [name, percent(result.accuracy[name][0]), percent(result.overall[name])] for name in simulation.OBJECTIVES
         ]
         report.table(
             ["training", f"margin below {edges[1]:g}", "all pairs"],
             rows,
-            caption=f"Pairs ranked rightly with {one.labels} labels (%) ↑",
+            caption=f"Pairs ranked correctly with {one.labels} labels (%) ↑",
             best="columns",
         )
         report.metrics[f"simulation_{one.labels}"] = {

@@ -1,4 +1,4 @@
-"""Best-of-N predicted from p, α and β of whole solutions, against Best-of-N measured on a scored pool."""
+"""Best-of-N predicted from p, α and β of whole solutions, compared with Best-of-N measured on a scored pool."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from prism_prm.stats import Interval, cluster_draws, interval, mean_interval, re
 
 @dataclass(frozen=True)
 class JudgedPool:
-    """Per problem which solutions are right, and their scores."""
+    """For each problem, which solutions are right, and their scores."""
 
     correct: tuple[Bools, ...]
     scores: tuple[Floats, ...]
     num_unscored: int = 0
-    """Solutions without a score (say, without a step): they count as 0, so they are rejected and ranked last."""
+    """Solutions without a score (e.g. without steps): they count as 0, so they are rejected and ranked last."""
     num_empty: int = 0
-    """Problems without a solution: nothing can be predicted for them, so they are left out."""
+    """Problems without solutions, which are left out."""
     num_unmeasured: int = 0
-    """Problems without a reference answer: left out, too."""
+    """Problems without a reference answer, which are left out."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class PoolPrediction:
     num_empty: int
     num_unmeasured: int
     num_smaller: int
-    """Problems with fewer solutions than the largest n: at each n they take all they have."""
+    """Problems with fewer solutions than the largest n: they use all of them."""
     p: Interval
     alpha: Interval
     beta: Interval
@@ -61,7 +61,7 @@ class PoolPrediction:
     predicted: tuple[float, ...]
     """With each problem's own share of right solutions, averaged over problems."""
     predicted_one_p: tuple[float, ...]
-    """With one share for all, as the formula is usually quoted."""
+    """With one share for all problems, as in the usual formula."""
     ceiling: float
     """The limit of `predicted`."""
     measured: tuple[Interval, ...]
@@ -73,7 +73,7 @@ class PoolPrediction:
 def predict(
     pool: JudgedPool, ns: Sequence[int], *, aggregator: Choice[str], threshold: Choice[float], seed: int = 0
 ) -> PoolPrediction:
-    """Measure the rates, predict Best-of-N from them, and measure that too."""
+    """Measure the rates, predict Best-of-N from them, and measure Best-of-N."""
     accepted = [scores > threshold.value for scores in pool.scores]
     sizes = np.array([len(right) for right in pool.correct])
     sums = np.array(
@@ -89,9 +89,9 @@ def predict(
     p, alpha, beta = (
         interval(float(ratio(total[i], total[i + 1])), ratio(drawn[:, i], drawn[:, i + 1]), num) for i in (0, 2, 4)
     )
-    for name, rate, lack in (("FPR", alpha, "wrong"), ("FNR", beta, "right")):
+    for name, rate, missing in (("FPR", alpha, "wrong"), ("FNR", beta, "right")):
         if np.isnan(rate.value):
-            raise DataError(f"the pool has no {lack} solution, so its {name} is unknown and nothing can be predicted")
+            raise DataError(f"the pool has no {missing} solution, so the {name} is unknown; use a larger pool")
     own_p = np.array([right.mean() for right in pool.correct])
 
     def measured(scores: Sequence[Floats]) -> tuple[Interval, ...]:
@@ -119,9 +119,9 @@ def add_pool(
     seed: int = 0,
     answer_field: str | None = None,
 ) -> None:
-    """Read, grade and judge a pool, and add what theory says of it."""
+    """Add a section that compares predicted and measured Best-of-N on a pool."""
     pool = read_pool(inputs, answer_field=answer_field)
-    card: CardValues | None = None  # a pool does not know whose scores its own are
+    card: CardValues | None = None  # scores in the pool itself come without a card
     if scores is not None:
         from prism_prm.evaluate.score_files import card_of_scores
 
@@ -129,12 +129,12 @@ def add_pool(
     elif (in_pool := scores_in_pool(pool)) is not None:
         step_scores = in_pool
     else:
-        raise ConfigError("the pool has no scores; give --scores (`prism rerank --prm` keeps them in its folder)")
+        raise ConfigError("the pool has no scores; name a table with --scores (`prism rerank --prm` writes one)")
     with TaskGrader() as grader:
         graded = grade_pool(pool, grader)
     check_measured(graded)
-    how, above = choose_aggregator(aggregator, card), choose_threshold(threshold, card)
-    values = np.array([0.0 if steps is None else solution_score(steps, how.value) for steps in step_scores])
+    used_aggregator, used_threshold = choose_aggregator(aggregator, card), choose_threshold(threshold, card)
+    values = np.array([0.0 if steps is None else solution_score(steps, used_aggregator.value) for steps in step_scores])
     ends = np.cumsum([len(entry.solutions) for entry in pool.problems])[:-1]
     own, unscored_in = np.split(values, ends), np.split([steps is None for steps in step_scores], ends)
     known = [i for i in graded.measured if graded.grades[i]]
@@ -142,7 +142,7 @@ def add_pool(
         tuple(graded.correct(i) for i in known), tuple(own[i] for i in known),
         sum(int(unscored_in[i].sum()) for i in known), len(graded.measured) - len(known), graded.num_unmeasured,
     )  # fmt: skip
-    found = predict(judged, default_ns(graded), aggregator=how, threshold=above, seed=seed)
+    found = predict(judged, default_ns(graded), aggregator=used_aggregator, threshold=used_threshold, seed=seed)
     unscored = f" ({found.num_unscored:,} have no score and count as rejected)" if found.num_unscored else ""
     empty = f" ({found.num_empty:,} more have no solution and are left out)" if found.num_empty else ""
     empty += f" ({found.num_unmeasured:,} without a reference answer are left out)" if found.num_unmeasured else ""

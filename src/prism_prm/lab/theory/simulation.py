@@ -1,10 +1,9 @@
 """The paper's simulation: two identical networks, one trained pointwise, one pairwise, on the SAME matched pairs.
 
-A context c and a step z give the true quality s = σ(u·z + k·v(c)): what a step is worth, moved by its context. A pair
-is two steps in one context. With `relative` labels the better one counts as right and the other as wrong, so that a
-step's label depends on what it was paired with, which pointwise training cannot see. With `absolute` labels (the
-control) only pairs with s > ½ on one side and s < ½ on the other are kept, so that every label is true of the step by
-itself.
+A context c and a step z have the true quality s = σ(u·z + k·v(c)). A pair is two steps in one context. With `relative`
+labels the better one counts as right and the other as wrong, so that a step's label depends on its partner, which
+pointwise training cannot see. With `absolute` labels (the control) only pairs with s > ½ for one step and s < ½ for the
+other are kept, so that every label depends on the step alone.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from prism_prm.metrics import pairwise_accuracy, pairwise_by_margin
 from prism_prm.stats import Interval, mean_interval
 
 EDGES = np.array([0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5])
-"""Bins of the true margin |s(a) − s(b)|: the range of the paper's figure, finer towards zero."""
+"""Bins of the true margin |s(a) − s(b)|: the range of the paper's figure, finer near zero."""
 OBJECTIVES = ("pointwise", "pairwise")
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationSettings:
-    """How large the simulation is."""
+    """Settings of the simulation."""
 
     labels: Literal["relative", "absolute"] = "relative"
     context: float = 1.0
-    """k: how much the context moves the quality of all its steps."""
+    """k: the influence of the context on the quality of its steps."""
     num_pairs: int = 4000
     num_test_pairs: int = 20000
     num_features: int = 8
@@ -54,7 +53,7 @@ class SimulationResult:
 
 
 def _pairs(settings: SimulationSettings, num: int, world: int, seed: int) -> tuple[Floats, Floats, Floats]:
-    """Features of the better and the worse step (context beside step), and the true margin."""
+    """Features of the better and the worse step (context and step), and the true margin."""
     fixed = np.random.default_rng(world)
     size = settings.num_features
     direction = fixed.normal(size=size) / np.sqrt(size)
@@ -102,7 +101,7 @@ def _train(objective: str, better: Floats, worse: Floats, settings: SimulationSe
 
 
 def simulate(settings: SimulationSettings | None = None) -> SimulationResult:
-    """Train both objectives with every seed (same data, same initial weights) and test them on new pairs."""
+    """Train with both objectives for every seed (same data, same initial weights) and test on new pairs."""
     import torch
 
     settings = settings or SimulationSettings()

@@ -1,5 +1,5 @@
 """The embedded world: verifiable multi-step problems, an exact oracle for every step, and tiny policies.
 
-Small enough to train on a laptop in minutes, and because every step's truth is known, any question about a PRM has an
-exact answer. See `docs/world.md`.
+It is small enough to train on a laptop in minutes. Every step's truth is known, so any question about a PRM has an
+exact answer. See `docs/lab/world.md`.
 """

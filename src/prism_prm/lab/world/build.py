@@ -1,7 +1,7 @@
-"""Build a world: train its policies, sample and judge, and write ordinary files; what was built before is reused.
+"""Build a world: train its policies, sample and judge steps, and write ordinary files.
 
-Each stage is a folder named by the content of the settings it depends on, written whole or not at all, so a stopped
-build can be resumed, and worlds that share a stage share its folder.
+Each stage is a folder, named by a hash of the settings it depends on and written atomically. So a stopped build can be
+resumed, and worlds with a common stage share its folder.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from prism_prm.models.load_lm import language_model
 from prism_prm.tree import StepTree
 
 FORMAT = 9
-"""Raised when the same settings would make another world, so that old caches are not taken for new ones."""
+"""Increased when the same settings give another world, which invalidates caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorldSettings:
-    """One world: its problems, its policies, and how much of everything."""
+    """The problems, policies and sizes of a world."""
 
     seed: int = 0
-    """Other seeds are other problems, policies and samples."""
+    """Determines problems, policies and samples."""
     pretraining: ProblemSettings = field(default_factory=lambda: ProblemSettings(7, "+-", 2, 5))
-    """What both policies learned from; wider than what PRMs are trained on, as with a pretrained language model."""
+    """The training problems of both policies; a wider range than the PRMs', as for a pretrained language model."""
     problems: ProblemSettings = field(default_factory=lambda: ProblemSettings(7, "+-", 3, 4))
-    """What PRMs are trained on and tested with."""
+    """The training and test problems of PRMs."""
     far_problems: ProblemSettings = field(default_factory=lambda: ProblemSettings(7, "+-", 5, 5))
     """Out of distribution: longer than any problem a PRM was trained on."""
     policy: TinyPolicySettings = field(
@@ -50,25 +50,25 @@ class WorldSettings:
             layers=2, hidden=32, heads=2, batch=64, target=0.7, backbone_target=0.0
         )
     )
-    """Out of distribution: another size, other data and another stage of training, so other errors."""
+    """Out of distribution: another size, other data and another stage of training, hence other errors."""
     temperature: float = 1.0
     base_trees: int = 6000
     base_candidates: int = 3
-    """The base PRM's labels: many problems, a few samples under each prefix, so mostly right steps."""
+    """The base PRM's data: many problems, few samples after each prefix, so mostly right steps."""
     passing_errors: float = 0.4
-    """Share of wrong steps that the base PRM's labels call right, as automatic annotation does."""
+    """The share of wrong steps that are labeled right in the base PRM's data, as in automatic annotation."""
     passing_evenness: float = 0.25
-    """How alike errors are in that: see `let_errors_pass`. Were they all alike, a PRM that learned enough would rank as
-    if its labels were exact, since such noise does not change the order."""
+    """How evenly this noise is spread over kinds of errors (see `let_errors_pass`). Uniform noise does not change the
+    order of scores, so a PRM with enough data would rank as if its labels were exact."""
     pair_trees: int = 8000
     pair_candidates: int = 4
-    """Clean labels with alternatives: several samples under each prefix, as PRM800K has. Training
-    splits its own validation problems off."""
+    """Exact labels with alternatives: several samples after each prefix, as in PRM800K. Validation problems are split
+    off in training."""
     test_trees: int = 400
-    """Problems of every test set: natural errors, and each class of perturbed ones."""
+    """The number of problems in every test set: natural errors, and each class of perturbed ones."""
     pool_problems: int = 150
     pool_size: int = 32
-    """Problems and sampled solutions of each for Best-of-N."""
+    """The number of problems for Best-of-N, and of solutions per problem."""
 
     def __post_init__(self) -> None:
         moduli = {p.modulus for p in (self.pretraining, self.problems, self.far_problems)}
@@ -100,23 +100,23 @@ _QUICK = WorldSettings(
 )
 
 WORLDS = {"demo": _DEMO, "quick": _QUICK}
-"""The worlds we use: `demo` is what `prism demo` shows, `quick` is small enough for tests."""
+"""`demo` is the world of `prism demo`; `quick` is small enough for tests."""
 
 
 def world_settings(name: str = "demo", *, seed: int = 0) -> WorldSettings:
-    """A named world with a seed."""
+    """The settings of a named world with a seed."""
     if name not in WORLDS:
         raise ConfigError(f"Unknown world {name!r}. Known: {sorted(WORLDS)}.")
     return replace(WORLDS[name], seed=seed)
 
 
 UPDATES = "updates"
-"""How many updates the models of a folder have seen, beside their settings."""
+"""The key for the number of updates in a models folder's settings.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Where the files of a built world are."""
+    """The files of a built world."""
 
     settings: WorldSettings
     policy: Path
@@ -126,10 +126,10 @@ class World:
     data: Path
     far_policy: Path | None = None
     far_data: Path | None = None
-    """Out of distribution, where it was asked for."""
+    """Out of distribution, if it was built."""
 
     def trees(self, name: str, *, far: bool = False) -> Path:
-        """A trees.parquet: `base` (lenient labels), `annotated`, `natural`, or a class of errors."""
+        """A file of trees: `base` (lenient labels), `annotated`, `natural`, or a class of errors."""
         return self._data(far) / f"{name}.parquet"
 
     def pool(self, *, far: bool = False) -> Path:
@@ -137,18 +137,18 @@ class World:
         return self._data(far) / "pool.jsonl"
 
     def verdicts(self, *, far: bool = False) -> dict[str, dict[str, int]]:
-        """For each file of trees, how many nodes have each of the oracle's verdicts."""
+        """For each file of trees, the number of nodes with each of the oracle's verdicts."""
         found: dict[str, dict[str, int]] = json.loads((self._data(far) / "verdicts.json").read_text(encoding="utf-8"))
         return found
 
     def _data(self, far: bool) -> Path:
         folder = self.far_data if far else self.data
-        assert folder is not None, "built without its far part"
+        assert folder is not None, "built without far=True"
         return folder
 
 
 def build_world(settings: WorldSettings, cache: str | Path, *, far: bool = False) -> World:
-    """Build what is not in `cache` yet."""
+    """Build a world, reusing the stages in `cache`."""
     cache = Path(cache)
     models = _models(settings.policy, settings, 0, cache)
     policy, backbone = models / "policy", models / "backbone"
@@ -167,7 +167,7 @@ def load_policy(folder: str | Path) -> tuple[Any, Any]:
 
 
 def unseen_problems(world: World, count: int, stream: int) -> list[Problem]:
-    """Problems of the world's kind that no policy, backbone or PRM of it was trained on or measured by."""
+    """Problems that no policy, backbone or PRM of the world was trained or evaluated on."""
     settings = world.settings
     made = json.loads((world.policy.parent / "settings.json").read_text(encoding="utf-8"))
     updates = made.pop(UPDATES, settings.policy.max_updates)
@@ -179,7 +179,7 @@ def unseen_problems(world: World, count: int, stream: int) -> list[Problem]:
 
 
 def _models(policy: TinyPolicySettings, settings: WorldSettings, stream: int, cache: Path) -> Path:
-    """Train a policy and a backbone; the world's seed and `stream` keep two policies of one world apart."""
+    """Train a policy and a backbone; `stream` makes the policies of one world different."""
     policy = replace(policy, seed=1000 * settings.seed + 2 * policy.seed + stream)
     folder = cache / f"models-{content_key(FORMAT, policy, settings.pretraining)}"
     if folder.exists():
@@ -197,7 +197,7 @@ def _models(policy: TinyPolicySettings, settings: WorldSettings, stream: int, ca
 
 
 def _data(settings: WorldSettings, policy: Path, cache: Path, *, far: bool) -> Path:
-    """Sample, judge and write all files of one problem range."""
+    """Sample, judge and write the data of a policy."""
     folder = cache / f"{'far-' if far else ''}data-{content_key(FORMAT, settings, far, policy.parent.name)}"
     if folder.exists():
         return folder
@@ -241,12 +241,12 @@ def _data(settings: WorldSettings, policy: Path, cache: Path, *, far: bool) -> P
 
 
 def _seed(settings: WorldSettings, far: bool, stream: int) -> int:
-    """A seed of its own for every use of chance."""
+    """A separate seed for every random stream."""
     return int(np.random.SeedSequence([settings.seed, int(far), stream]).generate_state(1)[0])
 
 
 def _split_problems(settings: WorldSettings, far: bool) -> dict[str, list[Problem]]:
-    """Problems for every use, no problem in two of them."""
+    """Disjoint problems for every use."""
     sizes = {"natural": settings.test_trees, "pool": settings.pool_problems}
     if not far:
         sizes |= {"base": settings.base_trees, "annotated": settings.pair_trees}

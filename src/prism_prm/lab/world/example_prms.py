@@ -18,7 +18,7 @@ def example_folder(name: str = "prism") -> Path:
     """The folder of a PRM that ships with the package.
 
     Args:
-        name: `prism`, or `base` for the PRM that it was trained from.
+        name: `prism`, or `base` for the PRM it was trained from.
 
     Example:
         >>> from prism_prm import example_folder
@@ -34,7 +34,7 @@ def example_prm(name: str = "prism") -> PRM:
     """A PRM of 74,000 parameters for sums modulo 7, from seed 0 of `prism demo`; loads in a second.
 
     Args:
-        name: `prism`, or `base` for the PRM that it was trained from.
+        name: `prism`, or `base` for the PRM it was trained from.
 
     Example:
         >>> from prism_prm import example_prm

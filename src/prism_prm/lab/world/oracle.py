@@ -1,9 +1,9 @@
-"""The exact truth about every step under every prefix, and for a wrong step the reason.
+"""The oracle: an exact verdict on every step, with the reason if it is wrong.
 
-The oracle reads a solution as a careful reader would: it keeps the value that was last derived and which operation
-comes next, and continues from what was WRITTEN, so a step after an error is right if it follows from the written value.
-(This is PRMBench's convention. Trees made from samples stop at the first error, as PRM800K does, and never meet it.)
-As a scorer of steps it is a perfect PRM, usable wherever a PRM is, or one that errs at stated rates.
+The oracle reads a solution from left to right. It tracks the last value and the next operation, and continues from what
+was WRITTEN, so a step after an error is right if it follows from the written value. (This is PRMBench's convention.
+Trees from samples stop at the first error, like PRM800K, so it does not matter there.) As a `Scorer` it is a perfect
+PRM, or one with given error rates.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ Verdict = Literal[
 ]
 
 VERDICTS: dict[Verdict, str] = {
-    "right": "the next operation, on the present value, with its true result; or the answer when nothing is left to do",
-    "counterfactual": "the next operation on the present value, with a false result",
-    "contradiction": "the next operation on another value than the present one, or an answer that is not the last one",
-    "skipped": "an operation from further on, on the present value: those before it were left out",
-    "premature": "an operation from further on, on a value that was not derived yet; or an answer before the end",
-    "redundant": "a step that was taken already, or an operation that was used already",
-    "circular": "the last operation undone: back from the present value to the one before it",
+    "right": "the next operation, on the current value, with its true result; or the answer when nothing is left to do",
+    "counterfactual": "the next operation on the current value, with a false result",
+    "contradiction": "the next operation on a value other than the current one, or an answer that is not the last one",
+    "skipped": "a later operation, on the current value: those before it were left out",
+    "premature": "a later operation, on a value not derived yet; or an answer before the end",
+    "redundant": "a step already taken, or an operation already used",
+    "circular": "the last operation undone: back from the current value to the one before it",
     "missing_premise": "an operation that the problem does not give",
     "malformed": "not a step",
 }
-"""Every verdict and what it means; the first that fits, in the order of `_judge`, is the one given."""
+"""Verdict → meaning; the first that fits, in the order of `_judge`, is returned."""
 
 ERRORS: tuple[Verdict, ...] = tuple(verdict for verdict in VERDICTS if verdict != "right")
 
@@ -61,11 +61,11 @@ class _Equation:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a solution stands after some steps."""
+    """The state of a solution after some steps."""
 
     problem: Problem
     done: int = 0
-    """How many operations were worked off or passed over."""
+    """The number of operations that were applied or skipped."""
     value: int = 0
     before: int | None = None
     """The value before the last operation."""
@@ -77,11 +77,11 @@ class State:
 
     @classmethod
     def start(cls, problem: Problem) -> State:
-        """Before the first step."""
+        """The state before the first step."""
         return cls(problem, value=problem.start)
 
     def right_step(self) -> str | None:
-        """The one right next step; None after an answer."""
+        """The only right next step; None after an answer."""
         if self.answered:
             return None
         if self.done == len(self.problem.operations):
@@ -102,7 +102,7 @@ def _is_answer(step: str) -> bool:
 
 
 def _ahead(state: State, operation: Operation) -> int | None:
-    """How many operations after the next one `operation` comes, 0 for the next itself; None if it does not come."""
+    """The distance of `operation` from the next operation, 0 for the next itself; None if it is not ahead."""
     rest = state.problem.operations[state.done :]
     return rest.index(operation) if operation in rest else None
 
@@ -132,19 +132,19 @@ def _judge(state: State, step: str) -> Verdict:
 
 
 def advance(state: State, step: str) -> tuple[Verdict, State]:
-    """The verdict on a step, and where the solution stands after it, going on from what was written."""
+    """The verdict on a step, and the state after it, which continues from what was written."""
     verdict = _judge(state, step)
     after = replace(state, taken=state.taken | {step}, answered=state.answered or _is_answer(step))
     equation = _read(step)
     if verdict in ("malformed", "redundant", "circular") or equation is None:
-        return verdict, after  # nothing new was derived: the value and the next operation stay
-    # An invented operation stands in the place of the next one, if there is one.
+        return verdict, after  # nothing new was derived: the value and the next operation do not change
+    # An invented operation replaces the next one, if there is one.
     passed = min(state.done + (_ahead(state, equation.operation) or 0) + 1, len(state.problem.operations))
     return verdict, replace(after, done=passed, value=equation.result, before=equation.left, last=equation.operation)
 
 
 def state_after(problem: Problem, steps: Sequence[str]) -> State:
-    """Where a solution stands after `steps`, whatever they are."""
+    """The state of a solution after any steps."""
     state = State.start(problem)
     for step in steps:
         _, state = advance(state, step)
@@ -152,7 +152,7 @@ def state_after(problem: Problem, steps: Sequence[str]) -> State:
 
 
 def judge(problem: Problem, steps: Sequence[str]) -> list[Verdict]:
-    """The verdict on every step of a solution, each under the steps before it."""
+    """The verdict on every step of a solution, each given the steps before it."""
     state = State.start(problem)
     verdicts = []
     for step in steps:
@@ -162,40 +162,40 @@ def judge(problem: Problem, steps: Sequence[str]) -> list[Verdict]:
 
 
 def judge_step(problem: Problem, prefix: Sequence[str], step: str) -> Verdict:
-    """The verdict on one step under a prefix."""
+    """The verdict on one step after a prefix."""
     return advance(state_after(problem, prefix), step)[0]
 
 
 def solved(problem: Problem, steps: Sequence[str]) -> bool:
-    """Whether a solution ends with the right answer, by whatever way."""
+    """Whether a solution ends with the right answer, even if steps are wrong."""
     return bool(steps) and steps[-1] == f"{ANSWER_MARK}{problem.answer}"
 
 
 SURE = 30.0
-"""The log-odds of a step that is right: a probability of 1 but for 10⁻¹³."""
+"""The log-odds of a right step: a probability of 1 − 10⁻¹³."""
 
 Kind = Literal["independent", "systematic"]
 KINDS: dict[Kind, str] = {
-    "independent": "drawn anew for every step of every solution, also of equal ones",
-    "systematic": "drawn once for every text of a step: where it errs, it errs wherever that text stands",
+    "independent": "drawn for every step of every solution, even of equal ones",
+    "systematic": "drawn once for every text of a step: a step with that text is always misjudged, or never",
 }
-"""The ways to err."""
+"""The kinds of errors of a `CorruptedOracle`."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OracleStep:
-    """A step that was judged, or a problem itself (a root)."""
+    """A judged step, or a root (the problem itself)."""
 
     path: tuple[str, ...]
     """The problem and the steps up to here."""
     state: State
     sample: int = 0
-    """The number of its solution, among equal ones too."""
+    """The number of its solution; equal solutions have different numbers."""
     log_odds: tuple[float, ...] = ()
 
     @property
     def depth(self) -> int:
-        """How many steps come before it; -1 for a root."""
+        """The number of steps before it; -1 for a root."""
         return len(self.path) - 2
 
     @property
@@ -205,12 +205,12 @@ class OracleStep:
 
     @property
     def num_tokens(self) -> int:
-        """One, and none for a root: no model reads anything."""
+        """1, or 0 for a root: there is no model that reads tokens."""
         return min(1, len(self.path) - 1)
 
 
 class OracleScorer(Scorer):
-    """Scores every step by the truth, or by what `says` makes of it."""
+    """Scores every step by its truth; subclasses may override `says` to err."""
 
     on_too_long = "skip"
 
@@ -218,19 +218,18 @@ class OracleScorer(Scorer):
         self.modulus = modulus
 
     def identity(self) -> str:
-        """The modulus is all that it depends on."""
         return f"oracle:{self.modulus}"
 
     def says(self, path: tuple[str, ...], sample: int, right: bool) -> bool:  # noqa: ARG002
-        """What it says of the last step of a path (the problem and the steps up to here), which is right or not."""
+        """Its verdict on the last step of a path (the problem and the steps up to here), given the truth."""
         return right
 
     def start(self, problem: str, sample: int = 0) -> OracleStep:
-        """A problem before its first step."""
+        """The root of a problem."""
         return OracleStep((problem,), State.start(Problem.parse(problem, self.modulus)), sample)
 
     def extend(self, parent: OracleStep, text: str) -> OracleStep:
-        """One more step, judged."""
+        """Judge one more step."""
         verdict, state = advance(parent.state, text)
         path = (*parent.path, text)
         called_right = self.says(path, parent.sample, verdict == "right")
@@ -244,7 +243,7 @@ class OracleScorer(Scorer):
         progress: bool = False,  # noqa: ARG002
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, whichever are wanted."""
+        """The scores of all nodes of each tree, wanted or not."""
         found = []
         for tree in trees:
             judged = {ROOT: self.start(tree.problem, tree.tree_id)}
@@ -260,33 +259,32 @@ class OracleScorer(Scorer):
         return OracleSession(self, problems)
 
     def can_score(self, step: str, depth: int) -> bool:  # noqa: ARG002
-        """Whatever is written can be judged."""
         return True
 
     def count_tokens(self, tree: StepTree) -> int:
-        """One per step: no model reads anything."""
+        """One per step: there is no model that reads tokens."""
         return len(tree.nodes)
 
 
 class OracleSession(StepSession[OracleStep]):
-    """Growing trees of steps; a step holds all that is known of it, so nothing is kept here."""
+    """A session of an oracle; steps hold all state, so nothing is cached here."""
 
     def __init__(self, scorer: OracleScorer, problems: Sequence[str]) -> None:
         self.scorer = scorer
         self.roots = [scorer.start(problem) for problem in problems]
 
     def extend(self, steps: Iterable[tuple[OracleStep, str]]) -> list[OracleStep]:
-        """Judge one more step after each given one; equal steps after one share their node."""
-        asked = list(steps)
-        judged = {(parent, text): self.scorer.extend(parent, text) for parent, text in dict.fromkeys(asked)}
-        return [judged[one] for one in asked]
+        """Judge a new step after each given step; equal steps after the same one share a node."""
+        requested = list(steps)
+        judged = {(parent, text): self.scorer.extend(parent, text) for parent, text in dict.fromkeys(requested)}
+        return [judged[one] for one in requested]
 
 
 class CorruptedOracle(OracleScorer):
-    """The oracle with a false positive rate `alpha` and a false negative rate `beta`, per step.
+    """The oracle with a false positive rate `alpha` and a false negative rate `beta` per step.
 
-    Where it errs depends on the seed and, if errors are independent, on the `tree_id` of a solution; not on the order
-    of calls. At a higher rate it errs in the same places and in more. Steps of a session are one solution's.
+    Where it errs depends on the seed and, if errors are independent, on the `tree_id` of a solution, but not on the
+    order of calls. At a higher rate it errs in the same places and more. All steps of a session count as one solution.
     """
 
     def __init__(self, modulus: int, alpha: float, beta: float, kind: Kind, seed: int = 0) -> None:
@@ -295,17 +293,16 @@ class CorruptedOracle(OracleScorer):
         self.by_sample = kind == "independent"
 
     def identity(self) -> str:
-        """All that decides what it says."""
         return f"{super().identity()}:{self.kind}:{self.alpha:g}:{self.beta:g}:{self.seed}"
 
     def says(self, path: tuple[str, ...], sample: int, right: bool) -> bool:
-        """The truth, or its opposite at the rate for such steps."""
+        """The truth, or its opposite at the rate alpha or beta."""
         about = (*path, sample) if self.kind == "independent" else path[-1:]
         errs = _chance(self.seed, right, about) < (self.beta if right else self.alpha)
         return right != errs
 
 
 def _chance(*about: object) -> float:
-    """A number from 0 to 1 that is the same wherever it is asked for."""
+    """A number from 0 to 1, derived from a hash of the arguments."""
     digest = hashlib.blake2b(json.dumps(about).encode(), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64

@@ -2,10 +2,9 @@
 
 - The tokenizer is a real `Qwen2Tokenizer` with the special tokens of the Qwen2.5-Math-PRM family. A number, an
   operation (`+6`) and a result (`=3`) are one token each, so a step is three tokens and a separator. They are added
-  tokens, since Qwen2's own rules cut every digit off, and transformers applies those rules to any tokenizer that stands
-  beside a Qwen2 model.
-- The policy is taken as soon as a stated share of its steps is right: by then it has learned the form of a solution,
-  and not yet all of the arithmetic, so its errors are natural ones. Training continues for the backbone of PRMs.
+  tokens, since Qwen2's rules split digits, and transformers applies these rules to the tokenizer of any Qwen2 model.
+- The policy is a snapshot at a given share of right steps: by then it has learned the form of a solution, but not all
+  of the arithmetic, so its errors are natural. Training then continues for the backbone of PRMs.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from prism_prm.errors import ModelError
 from prism_prm.lab.world.problems import ANSWER_MARK, OPERATORS, Problem, ProblemSettings, draw_problem
 
 STEP_END = "\n\n"
-"""What the policy writes between steps."""
+"""The separator of steps."""
 PAD, UNKNOWN, TURN_START, TURN_END = "<|endoftext|>", "<unk>", "<|im_start|>", "<|im_end|>"
 STEP_SEPARATOR = "<extra_0>"
-"""Where a PRM of the qwen family is read: after each step."""
+"""The token after each step at which a PRM of the qwen family is read."""
 SPECIALS = (PAD, UNKNOWN, TURN_START, TURN_END, STEP_SEPARATOR)
 FRAME = ("user\n", "assistant\n", "\n")
-"""What the chat template writes around a problem, and no solution holds."""
+"""What the chat template writes around a problem; no solution contains it."""
 LONE_MARK = ANSWER_MARK.strip()
-"""What is left of an answer mark without a number when a text is cut into steps: a PRM must be able to read it."""
+"""An answer mark without a number, as it is left when a text is split into steps: a PRM must be able to read it."""
 UNDRAWN = (*FRAME, LONE_MARK)
-"""Words that a policy does not write."""
+"""Words that a policy never writes."""
 LAYOUT = (*UNDRAWN, STEP_END, ANSWER_MARK)
 
 CHAT_TEMPLATE = (
@@ -43,11 +42,11 @@ CHAT_TEMPLATE = (
     "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""Qwen's, without a system turn: it would say the same before every problem."""
+"""Qwen's template without a system turn."""
 
 
 def make_tokenizer(modulus: int) -> Any:
-    """The tokenizer of all problems modulo `modulus`."""
+    """The tokenizer for all problems modulo `modulus`."""
     numbers = range(modulus)
     words = [
         *LAYOUT, *map(str, numbers), *(f"={n}" for n in numbers),
@@ -68,12 +67,12 @@ def make_tokenizer(modulus: int) -> Any:
 
 
 def prompt_of(problem: str) -> str:
-    """What stands before the first step: the chat template with the problem as its only turn."""
+    """The text before the first step: the chat template with the problem as its only turn."""
     return f"{TURN_START}user\n{problem}{TURN_END}\n{TURN_START}assistant\n"
 
 
 PRM_SETTINGS = {"system": ""}
-"""Settings of the qwen family under which a PRM reads the same prompt."""
+"""Settings of the qwen family with which a PRM reads the same prompt."""
 
 
 def solution_text(steps: list[str]) -> str:
@@ -84,37 +83,37 @@ def solution_text(steps: list[str]) -> str:
 # Shapes: B rows of a batch, S tokens of a row, V tokens of the vocabulary.
 
 CHECK_EVERY = 5
-"""Updates between two looks at how good the policy is; learning is sudden, and a rare look overshoots."""
+"""Updates between two evaluations of the policy; learning is sudden, so rare evaluations would overshoot."""
 
 
 @dataclass(frozen=True, slots=True)
 class TinyPolicySettings:
-    """Size and training of a policy; with the problems it learns from they fix its weights."""
+    """Size and training of a policy; with its training problems they determine its weights."""
 
     layers: int = 3
     hidden: int = 64
     heads: int = 4
     target: float = 0.8
-    """The policy is taken when this share of steps, sampled at temperature 1 under right prefixes, is right."""
+    """The policy is a snapshot at this share of right steps, sampled at temperature 1 after right prefixes."""
     backbone_target: float = 0.97
-    """Training continues to this share for the backbone of PRMs: a judge that knows more than the policy it judges."""
+    """Training continues to this share for the backbone of PRMs: a judge should know more than the policy."""
     max_updates: int = 1000
-    """A policy that has not got there by then is an error."""
+    """ModelError if a target is not reached by then."""
     batch: int = 64
     learning_rate: float = 6e-3
     warmup: int = 30
-    """Updates over which the learning rate rises; it stays there after."""
+    """Updates of linear warmup; the learning rate is constant afterwards."""
     weight_decay: float = 0.01
     seed: int = 0
 
     @property
     def targets(self) -> tuple[float, float]:
-        """The shares of right steps at which the policy and the backbone are taken."""
+        """The shares of right steps for the policy and the backbone."""
         return self.target, max(self.target, self.backbone_target)
 
     @property
     def percent(self) -> int:
-        """The last target in whole percent: where progress ends, since nobody knows after how many updates."""
+        """The last target in percent: the total of the progress bar, since the number of updates is unknown."""
         return int(100 * self.targets[-1])
 
 
@@ -129,7 +128,7 @@ def make_model(settings: TinyPolicySettings, tokenizer: Any, max_tokens: int) ->
         num_attention_heads=settings.heads,
         num_key_value_heads=settings.heads,
         max_position_embeddings=max_tokens,
-        # About 1/√hidden. With the 0.02 of large models a model this narrow needs several times the updates.
+        # About 1/√hidden. With the 0.02 of large models, a model this narrow needs several times as many updates.
         initializer_range=0.1,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -140,7 +139,7 @@ def make_model(settings: TinyPolicySettings, tokenizer: Any, max_tokens: int) ->
 
 
 def training_batch(problems: list[Problem], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Problems with their right solutions: ids, attention mask, and labels that ask for the solutions only."""
+    """Problems with their right solutions: ids, attention mask, and labels for the solutions only."""
     prompts = [prompt_of(problem.text) for problem in problems]
     solutions = [solution_text(problem.solution()) for problem in problems]
     texts = [prompt + solution for prompt, solution in zip(prompts, solutions, strict=True)]
@@ -161,7 +160,7 @@ def right_step_share(model: Any, tokenizer: Any, problems: list[Problem]) -> flo
     chosen_BS1 = labels_BS.clamp(min=0)[..., None]
     log_p_BS = torch.log_softmax(logits_BSV.float(), -1).gather(-1, chosen_BS1)[..., 0] * asked_BS
     end = tokenizer.convert_tokens_to_ids(STEP_END)
-    # A step's tokens are those since the last separator, its own separator or end of text included.
+    # A step's tokens are those since the last separator, including its own separator or end of text.
     ends_BS = (labels_BS == end) & asked_BS
     step_BS = ends_BS.long().cumsum(1) - ends_BS.long()
     count = int(step_BS.max()) + 1
@@ -171,18 +170,18 @@ def right_step_share(model: Any, tokenizer: Any, problems: list[Problem]) -> flo
 
 
 HELD_OUT = 200
-"""Problems by which the share of right steps is measured."""
+"""The number of problems on which the share of right steps is measured."""
 
 
 def pretraining_problems(settings: TinyPolicySettings, problems: ProblemSettings) -> Iterator[Problem]:
-    """What a policy is shown, without end: the problems that it is measured by, then batch after batch."""
+    """An endless stream of a policy's problems: first those for evaluation, then batch after batch."""
     rng = np.random.default_rng([settings.seed, 1])
     while True:
         yield draw_problem(problems, rng)
 
 
 def shown_problems(settings: TinyPolicySettings, problems: ProblemSettings, updates: int) -> Iterator[Problem]:
-    """The problems that a training run of this many updates has seen."""
+    """All problems that a training run of this many updates has used."""
     return islice(pretraining_problems(settings, problems), HELD_OUT + updates * settings.batch)
 
 
@@ -193,9 +192,9 @@ def train_policy(
     *,
     advance: Callable[[int], None] = lambda _: None,
 ) -> tuple[Any, Any, int]:
-    """(policy, backbone, updates): the same training, stopped earlier and later, and how long the later one took.
+    """(policy, backbone, updates): an early and a late snapshot of one training run, and the number of updates.
 
-    `advance` is told of every percent of right steps that is reached, `settings.percent` of them in all.
+    `advance` gets every percent of right steps that is reached, up to `settings.percent`.
     """
     drawn = pretraining_problems(settings, problems)
     held_out = list(islice(drawn, HELD_OUT))
@@ -207,7 +206,7 @@ def train_policy(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / settings.warmup))
     end, separator = tokenizer.convert_tokens_to_ids([STEP_END, STEP_SEPARATOR])
     share, reached = 0.0, 0
-    taken: list[Any] = []
+    snapshots: list[Any] = []
     for update in range(1, settings.max_updates + 1):
         ids_BS, mask_BS, labels_BS = training_batch(list(islice(drawn, settings.batch)), tokenizer)
         model(input_ids=ids_BS, attention_mask=mask_BS, labels=labels_BS).loss.backward()
@@ -220,15 +219,15 @@ def train_policy(
             now = max(reached, min(int(100 * share), settings.percent))
             advance(now - reached)
             reached = now
-            while len(taken) < 2 and share >= settings.targets[len(taken)]:
-                taken.append(copy.deepcopy(model).eval())
-                # The PRM's separator starts as what the policy writes between steps: a PRM made of this policy reads
-                # there. Only as it is read: as an output it would be sampled half of the time.
-                embeddings = taken[-1].get_input_embeddings().weight.data
+            while len(snapshots) < 2 and share >= settings.targets[len(snapshots)]:
+                snapshots.append(copy.deepcopy(model).eval())
+                # The PRM's separator starts with the embedding of the policy's, since a PRM with this backbone is read
+                # there. Only the input embedding: with the output embedding too, it would be sampled half of the time.
+                embeddings = snapshots[-1].get_input_embeddings().weight.data
                 embeddings[separator] = embeddings[end]
-            if len(taken) == 2:
-                return taken[0], taken[1], update
+            if len(snapshots) == 2:
+                return snapshots[0], snapshots[1], update
     raise ModelError(
-        f"The policy takes {share:.0%} of the steps right after {settings.max_updates} updates, not "
-        f"the {settings.targets[len(taken)]:.0%} asked for. Raise max_updates, lower the target, or ease the problems."
+        f"After {settings.max_updates} updates {share:.0%} of the policy's steps are right; the target is "
+        f"{settings.targets[len(snapshots)]:.0%}. Raise max_updates, lower the target, or use easier problems."
     )

@@ -1,7 +1,7 @@
 """The problems of the embedded world: chains of modular arithmetic, worked left to right, one step per operation.
 
-`7+6*3-4` modulo 10 is solved by the steps `7+6=3`, `3*3=9`, `9-4=5`, `#### 5`. Under a right prefix exactly one next
-step is right, and every other one is wrong for a reason that has a name (`oracle.py`).
+`7+6*3-4` modulo 10 is solved by the steps `7+6=3`, `3*3=9`, `9-4=5`, `#### 5`. After a right prefix exactly one next
+step is right; the oracle names the reason why any other is wrong (`oracle.py`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from prism_prm.errors import ConfigError, DataError
 
 OPERATORS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
-"""Symbol → what it does before the remainder is taken."""
+"""Symbol → operation, before the remainder is taken."""
 
 UNDO = {"+": "-", "-": "+"}
 """Symbol → the operation that undoes it."""
 
 ANSWER_MARK = "#### "
-"""What stands before the answer in the last step, as in GSM8K."""
+"""The prefix of the answer in the last step, as in GSM8K."""
 
 _PROBLEM = re.compile(r"(\d+)((?:[-+*]\d+)+)")
 _OPERATION = re.compile(r"([-+*])(\d+)")
@@ -28,15 +28,15 @@ _OPERATION = re.compile(r"([-+*])(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ProblemSettings:
-    """Which problems a world asks; together with a seed they fix the problems exactly."""
+    """The distribution of problems; with a seed it determines the problems exactly."""
 
     modulus: int = 10
-    """All numbers are remainders modulo this; more numbers, more arithmetic to know."""
+    """All numbers are remainders modulo this; a larger modulus is harder to learn."""
     operators: str = "+-*"
-    """Which of + - * occur, all equally often."""
+    """Which of + - * occur, all with equal probability."""
     min_operations: int = 4
     max_operations: int = 6
-    """Operations of a problem, uniform in between; a longer chain has more places to go wrong."""
+    """The number of operations is uniform between the two; longer chains have more places for errors."""
 
     def __post_init__(self) -> None:
         if self.modulus < 3:
@@ -59,7 +59,7 @@ class Operation:
     operand: int
 
     def apply(self, value: int, modulus: int) -> int:
-        """The result on `value`."""
+        """The result of the operation on `value`."""
         return int(OPERATORS[self.operator](value, self.operand)) % modulus
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """The problem as a policy reads it; `parse` is the way back."""
+        """The problem as a policy reads it; `parse` is the inverse."""
         return f"{self.start}{''.join(map(str, self.operations))}"
 
     @classmethod
@@ -111,7 +111,7 @@ class Problem:
 
 
 def operations_of(settings: ProblemSettings) -> dict[str, list[int]]:
-    """The operands that go with each operator; those that change nothing or erase everything (+0, *0, *1) do not."""
+    """The operands of each operator, without trivial ones (+0, *0, *1)."""
     return {op: list(range(2 if op == "*" else 1, settings.modulus)) for op in settings.operators}
 
 
@@ -130,7 +130,7 @@ def draw_problem(settings: ProblemSettings, rng: np.random.Generator) -> Problem
 def draw_problems(
     settings: ProblemSettings, count: int, rng: np.random.Generator, *, exclude: set[str] | None = None
 ) -> list[Problem]:
-    """`count` different random problems, none of which has a text in `exclude`."""
+    """`count` different random problems whose texts are not in `exclude`."""
     seen = set(exclude or ())
     problems: list[Problem] = []
     for _ in range(100 * count + 100):

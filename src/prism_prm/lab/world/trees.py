@@ -1,8 +1,8 @@
-"""PRM800K-style trees: a right trunk, and under every prefix what the policy would have written there, judged; and
-PRMBench-style trees: right solutions with one kind of injected error.
+"""PRM800K-style trees (a right trunk, and after every prefix judged samples of the policy) and PRMBench-style trees
+(right solutions with one kind of injected error).
 
-As PRM800K's labelers did, the trunk continues with a right candidate if the policy wrote one, and with a step written
-for it ("human") where it did not.
+As in PRM800K, the trunk continues with a right candidate if the policy sampled one, else with a step that is marked
+"human".
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from prism_prm.lab.world.sampling import sample_next_steps
 from prism_prm.tree import ROOT, Step, StepTree
 
 
-def labelled(text: str, verdict: Verdict, **more: Any) -> Step:
+def label_step(text: str, verdict: Verdict, **more: Any) -> Step:
     """A step with the oracle's label."""
     right = verdict == "right"
     return Step(text, label=float(right), rating=1.0 if right else -1.0, **more)
 
 
 def grow(problem: Problem, candidates: Sequence[Sequence[str]], *, tree_id: int = 0, name: str = "") -> StepTree:
-    """The tree of a problem, given the candidates under each prefix of its right solution."""
+    """The tree of a problem, given the candidates after each prefix of its right solution."""
     nodes: list[Step] = []
     parents: list[int] = []
     trunk: list[int] = []
@@ -37,12 +37,12 @@ def grow(problem: Problem, candidates: Sequence[Sequence[str]], *, tree_id: int 
     for position, (right, written) in enumerate(zip(solution, candidates, strict=True)):
         parent = trunk[-1] if trunk else ROOT
         trunk.append(len(nodes))
-        nodes.append(labelled(right, "right", origin="model" if right in written else "human"))
+        nodes.append(label_step(right, "right", origin="model" if right in written else "human"))
         parents.append(parent)
         for text in dict.fromkeys(written):
-            # A policy can stop before it has written anything; there is no step to judge then.
+            # A policy may stop before it writes anything; then there is no step to judge.
             if text and text != right:
-                nodes.append(labelled(text, judge_step(problem, solution[:position], text)))
+                nodes.append(label_step(text, judge_step(problem, solution[:position], text)))
                 parents.append(parent)
     return StepTree(
         tree_id, problem.text, tuple(nodes), tuple(parents), tuple(trunk), name, answer=problem.answer, ended=True
@@ -59,7 +59,7 @@ def sample_trees(
     seed: int = 0,
     name: str = "natural",
 ) -> list[StepTree]:
-    """One tree per problem, with `candidates` samples of the policy under every prefix; equal texts count once."""
+    """One tree per problem, with `candidates` samples of the policy after every prefix; equal texts count once."""
     solutions = [(problem.text, problem.solution()) for problem in problems]
     written = sample_next_steps(model, tokenizer, solutions, copies=candidates, temperature=temperature, seed=seed)
     return [
@@ -69,11 +69,11 @@ def sample_trees(
 
 
 def let_errors_pass(trees: Sequence[StepTree], share: float, evenness: float, seed: int) -> list[StepTree]:
-    """The same trees as a lenient labeler sees them, who lets a share of the wrong steps pass as right.
+    """Trees as a lenient labeler would label them: a share of the wrong steps is labeled right.
 
-    Some errors are easier to miss than others: each kind of step has a chance to pass of its own, the same wherever it
-    occurs, from a Beta distribution with mean `share`. Towards infinite `evenness` all have the same chance; towards 0
-    a kind passes always or never.
+    Some errors are easier to miss than others: each kind of step has its own probability to pass, the same wherever it
+    occurs, from a Beta distribution with mean `share`. With infinite `evenness` all kinds have the same probability;
+    near 0 a kind passes always or never.
     """
 
     @cache
@@ -88,7 +88,7 @@ def let_errors_pass(trees: Sequence[StepTree], share: float, evenness: float, se
     for tree in trees:
         nodes = []
         for node, draw in zip(tree.nodes, rng.random(len(tree.nodes)).tolist(), strict=True):
-            # The kind of a step: its operation and result, whatever value it starts from.
+            # The kind of a step is its operation and result, without the value that it starts from.
             passes = node.label == 0.0 and draw < chance_to_pass(node.text.lstrip("0123456789"))
             nodes.append(replace(node, label=1.0, rating=1.0) if passes else node)
         noisy.append(replace(tree, nodes=tuple(nodes)))
@@ -98,24 +98,24 @@ def let_errors_pass(trees: Sequence[StepTree], share: float, evenness: float, se
 PERTURBATIONS: tuple[Verdict, ...] = (
     "counterfactual", "contradiction", "skipped", "premature", "redundant", "circular", "missing_premise",
 )  # fmt: skip
-"""The classes of errors that can be injected."""
+"""Classes of errors that can be injected."""
 TRIES = 50
 
 
 def _propose(kind: Verdict, problem: Problem, at: int, rng: np.random.Generator) -> str:
-    """A candidate for an error at a position of the right solution; the oracle says whether it is one."""
+    """A candidate for an error at a position of the right solution; the caller checks it with the oracle."""
     solution, value, operations = problem.solution(), problem.values()[at], problem.operations
     operation = operations[at]
     match kind:
         case "counterfactual":  # the right operation with another result
             return f"{solution[at].rpartition('=')[0]}={rng.integers(problem.modulus)}"
-        case "premature":  # a later step of the right solution, word for word; the answer is one of them
+        case "premature":  # a later step of the right solution, possibly the answer
             return solution[int(rng.integers(at + 1, len(operations) + 1))]
-        case "redundant":  # an earlier step, word for word
+        case "redundant":  # an earlier step
             return solution[int(rng.integers(at))]
         case "contradiction":  # the right operation on another value
             value = int(rng.integers(problem.modulus))
-        case "skipped":  # an operation from further on, on the present value
+        case "skipped":  # a later operation, on the current value
             operation = operations[int(rng.integers(at + 1, len(operations)))]
         case "circular":  # the last operation undone
             last = operations[at - 1]
@@ -127,9 +127,9 @@ def _propose(kind: Verdict, problem: Problem, at: int, rng: np.random.Generator)
 
 
 def perturbed_trees(problems: Sequence[Problem], kind: Verdict, *, seed: int = 0) -> list[StepTree]:
-    """For each problem its right solution, and beside one of its steps an error of `kind`; named `<kind>-<number>`.
+    """For each problem its right solution, and an error of `kind` next to one of its steps; named `<kind>-<number>`.
 
-    A problem without a place for the error (nothing to undo) is left out; none at all is an error.
+    Problems without a place for the error (nothing to undo) are skipped; ConfigError if none is left.
     """
     rng = np.random.default_rng([seed, 3, PERTURBATIONS.index(kind)])
     trees: list[StepTree] = []
@@ -144,7 +144,7 @@ def perturbed_trees(problems: Sequence[Problem], kind: Verdict, *, seed: int = 0
             error = _propose(kind, problem, at, rng)
             if judge_step(problem, solution[:at], error) != kind:
                 continue
-            nodes = (*(labelled(step, "right") for step in solution), labelled(error, kind))
+            nodes = (*(label_step(step, "right") for step in solution), label_step(error, kind))
             parents = (*range(ROOT, len(solution) - 1), at - 1 if at else ROOT)
             trunk = tuple(range(len(solution)))
             trees.append(
@@ -157,7 +157,7 @@ def perturbed_trees(problems: Sequence[Problem], kind: Verdict, *, seed: int = 0
 
 
 def count_verdicts(trees: Sequence[StepTree], modulus: int) -> Counter[Verdict]:
-    """The oracle's verdict on every node, whatever its label says."""
+    """Count the oracle's verdicts on all nodes; labels are ignored."""
     counts: Counter[Verdict] = Counter()
     for tree in trees:
         problem = Problem.parse(tree.problem, modulus)

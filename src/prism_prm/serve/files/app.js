@@ -1,8 +1,8 @@
-// The page: tabs for the views, the chosen document of each, the API key, and looking again while a run goes on.
+// The page: tabs for the views, the chosen document of each, the API key, and polling while a run is active.
 //
-// A view is {kind, tab, render(root, found, page)}. `found` is a document, made by Python; `page` has load(id) for further
-// documents, isLive, models and score(). render may return a function that takes a changed document: without one the
-// view is drawn anew. The view "try" has no document: it is there where a server has models.
+// A view is {kind, tab, render(root, found, page)}. `found` is a document, built by Python; `page` has load(id) for more
+// documents, isLive, models and score(). render may return a callback for a changed document; otherwise the view is
+// rendered again. The view "try" has no document: it is shown if the server has models.
 
 import { brokenView } from "./broken.js";
 import { choose, field, h, replace } from "./dom.js";
@@ -16,7 +16,7 @@ import { tryView } from "./try.js";
 
 const VIEWS = [tryView, scoresView, errorsView, searchView, grpoView, programsView, brokenView];
 const SECONDS = 2;
-const [PROBLEM, STALE] = ["problem", "stale"]; // what failed that somebody did, and what failed by itself
+const [PROBLEM, STALE] = ["problem", "stale"]; // errors of user actions, and of polling
 
 const source = openSource();
 const root = document.getElementById("view");
@@ -25,7 +25,7 @@ let entries = [];
 let models = [];
 let shown = null; // {id, view, body, update, hasFailed}
 let isAsking = false; // for a key
-let turn = 0; // of showing something: whoever is not the last one comes too late
+let turn = 0; // counts calls of show(): results of earlier calls are discarded
 let loading = 0;
 
 async function start() {
@@ -33,12 +33,12 @@ async function start() {
   await show();
 }
 
-// The address is #KIND or #KIND/ID. What cannot be loaded is said in its place.
+// The address is #KIND or #KIND/ID. If a document cannot be loaded, its error is shown instead.
 async function show() {
   const own = ++turn;
   const [kind, id] = location.hash.slice(1).split("/").map(decodeURIComponent);
-  const there = views();
-  const view = there.find((one) => one.kind === kind) ?? there[0];
+  const available = views();
+  const view = available.find((one) => one.kind === kind) ?? available[0];
   drawTabs(view);
   if (!view) {
     shown = null;
@@ -57,7 +57,7 @@ async function show() {
   else shown.update = view.render(body, found, page);
 }
 
-// What came of it, and the error if it failed; a missing key is nobody's answer.
+// [result, error]; a missing key is thrown.
 async function attempt(work) {
   try {
     return [await work(), null];
@@ -113,12 +113,12 @@ function nothing() {
   );
 }
 
-// A watched document is asked for again; so is the list, where a run may have added to it, and models that are loading.
-async function lookAgain() {
+// Load the shown document again, the list, to which a run may have added, and the models until they are loaded.
+async function poll() {
   const before = JSON.stringify([entries, models]);
   [entries, models] = [await source.list(), models.length ? models : await source.models()];
-  const isMended = shown?.view === brokenView && !entries.some((entry) => entry.id === shown.id);
-  if (!shown || isMended) return show();
+  const isFixed = shown?.view === brokenView && !entries.some((entry) => entry.id === shown.id);
+  if (!shown || isFixed) return show();
   if (JSON.stringify([entries, models]) !== before) drawTabs(shown.view);
   if (shown.id) await update(shown);
 }
@@ -134,23 +134,23 @@ async function update(now) {
     if (now.update) await now.update(found);
     else now.update = now.view.render(now.body, found, page);
   } catch (error) {
-    source.forget(now.id); // or the next look would find nothing new
+    source.forget(now.id); // or the next poll would find nothing new
     throw error;
   }
 }
 
-// What fails is said until the same works again, and where a key is needed it is asked for.
+// Show an error until the same kind of work succeeds; ask for a key if one is needed.
 async function guarded(work, kind = PROBLEM) {
   try {
     await work();
     document.getElementById(kind)?.remove();
   } catch (error) {
     if (error instanceof KeyNeeded) askForKey(error.message);
-    else complain(kind, kind === STALE ? `Not up to date: ${error.message}` : error.message);
+    else showProblem(kind, kind === STALE ? `Not up to date: ${error.message}` : error.message);
   }
 }
 
-function complain(kind, text) {
+function showProblem(kind, text) {
   const before = document.getElementById(kind);
   if (before?.textContent === text) return;
   before?.remove();
@@ -176,17 +176,17 @@ function askForKey(message) {
     },
     h("h1", {}, "This server needs a key"),
     message && h("p", { class: "problem", role: "alert" }, message),
-    field("API key", input, "Kept until this tab is closed, and sent to this server alone."),
+    field("API key", input, "Kept until you close this tab, and sent only to this server."),
     h("button", { class: "primary" }, "Open"),
   );
   isAsking = true;
-  turn += 1; // whatever is still on its way comes too late
+  turn += 1; // discards what is still loading
   shown = null;
   replace(root, form);
   input.focus();
 }
 
-// Nobody looks again while something is being loaded.
+// No polling while something is loading.
 async function alone(work) {
   loading += 1;
   try {
@@ -197,13 +197,13 @@ async function alone(work) {
 }
 
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address is that of a view
+  event.preventDefault(); // the hash is the address of a view
   root.focus();
 });
 addEventListener("hashchange", () => guarded(() => alone(show)));
 if (source.isLive) {
   setInterval(() => {
-    if (!document.hidden && !isAsking && !loading) guarded(() => alone(lookAgain), STALE);
+    if (!document.hidden && !isAsking && !loading) guarded(() => alone(poll), STALE);
   }, 1000 * SECONDS);
 }
 guarded(() => alone(start));

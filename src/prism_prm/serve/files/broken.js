@@ -1,4 +1,4 @@
-// Results that cannot be read, and why.
+// Results that cannot be read, with the error.
 
 import { h, replace } from "./dom.js";
 

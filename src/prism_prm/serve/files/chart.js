@@ -1,12 +1,13 @@
-// Lines over updates with their intervals, drawn to the width there is. They differ in colour, dash and marker.
+// A chart of lines with intervals over updates, as wide as its figure. Lines differ in color, dash and marker.
 
 import { h, percent, svg } from "./dom.js";
 
 const HEIGHT = 312;
 const SPACE = { left: 52, right: 14, top: 32, bottom: 48 };
 
-// lines: [{title, points: [[value, low, high], …]}], one point per update; `at` is the look shown, `marks` are
-// updates with an alarm, and `yName` says what is drawn upwards. Values that can be shares are, if all of them are within 0 and 1. Without any value, it is hidden.
+// lines: [{title, points: [[value, low, high], …]}], one point per update. `at` is the index of the update shown below,
+// `marks` are updates with an alarm, `yName` is the label of the y axis. With `canBeShare`, values are shown as percent
+// if all are between 0 and 1. Without values, the figure is hidden.
 export function drawChart(figure, { updates, lines, at, marks = [], pick, caption, yName, canBeShare = false }) {
   const values = lines.flatMap((line) => line.points.flat()).filter((value) => Number.isFinite(value));
   figure.hidden = !values.length;
@@ -46,7 +47,7 @@ export function drawChart(figure, { updates, lines, at, marks = [], pick, captio
     ),
   ];
   const drawn = lines.map((line, number) => lineOf(line, number, updates, x, y));
-  const label = `${caption}. ${lines.map((line) => said(line, updates, shown)).join(" ")}`;
+  const label = `${caption}. ${lines.map((line) => describe(line, updates, shown)).join(" ")}`;
   const picture = svg(
     "svg",
     {
@@ -68,7 +69,7 @@ export function areShares(values) {
   return values.every((value) => !Number.isFinite(value) || (value >= 0 && value <= 1));
 }
 
-// A number to three digits; "–" is "none".
+// A number to three digits; "–" means "none".
 export function plain(value) {
   return Number.isFinite(value) ? String(Number(value.toPrecision(3))) : "–";
 }
@@ -105,7 +106,7 @@ function alarmKey() {
   return svg("svg", box, svg("line", { class: "alarm-line", x1: 6, x2: 6, y1: 0, y2: 12 }));
 }
 
-function said({ title, points }, updates, shown) {
+function describe({ title, points }, updates, shown) {
   const [first, last] = [points[0][0], points.at(-1)[0]].map(shown);
   return `${title}: ${first} at update ${updates[0]}, ${last} at update ${updates.at(-1)}.`;
 }
@@ -115,7 +116,7 @@ function nearest(updates, wanted) {
   return off.indexOf(Math.min(...off));
 }
 
-// Four to six round values that hold all of them; shares never go beyond 0 and 1.
+// Four to six round values that span the data; shares stay within 0 and 1.
 function niceTicks(least, most, isShare) {
   const room = most - least || Math.abs(most) || 1;
   const raw = room / 4;

@@ -1,9 +1,9 @@
-// Elements from plain values. Text only ever becomes text nodes: nothing here, or anywhere, parses HTML.
+// Create elements from plain values. Text always becomes text nodes: nothing in the page parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// h("button", {class: "primary", onclick: run, disabled: true}, "Score"): false, null and undefined leave out an
-// attribute or a child; a child may be a list.
+// h("button", {class: "primary", onclick: run, disabled: true}, "Score"): attributes and children that are false, null
+// or undefined are omitted; a child may be a list.
 export function h(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
@@ -28,7 +28,7 @@ export function replace(element, ...children) {
   element.replaceChildren(...children.flat(Infinity).filter(Boolean));
 }
 
-// A labelled form control: field("Threshold", h("input", …)).
+// A form control with a label: field("Threshold", h("input", …)).
 let numbered = 0;
 export function field(label, control, hint) {
   control.id = control.id || `field-${++numbered}`;
@@ -44,7 +44,7 @@ export function choose(options, chosen, changed) {
   return found;
 }
 
-// Other options for a select that stays, so that whoever is at it stays there.
+// Replace the options of a select, which keeps the focus.
 const optionsOf = new WeakMap();
 export function refill(select, options, chosen) {
   const known = JSON.stringify(options);
@@ -55,7 +55,7 @@ export function refill(select, options, chosen) {
   select.value = chosen;
 }
 
-// A button that stays where it is, and keeps the focus, while it can do nothing: {element, turn(isOn)}.
+// A button that keeps the focus while it is disabled: {element, turn(isOn)}.
 export function steady(text, pressed) {
   let isOn = true;
   const element = h("button", { type: "button", onclick: () => isOn && pressed() }, text);
@@ -66,7 +66,7 @@ export function steady(text, pressed) {
   return { element, turn };
 }
 
-// A text of unknown origin: its own direction, its own line breaks, and a button where it is very long.
+// Untrusted text with its own direction and line breaks; a long text is shortened, with a button to show all.
 const SHOWN = 4000;
 export function words(text, className = "words") {
   const body = h("div", { class: className, dir: "auto" });
@@ -93,16 +93,16 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
-// Probabilities as people read them; "–" is "no score".
+// A probability as percent; "–" means "no score".
 export function percent(value, digits = 1) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
 }
 
-// Pages of a long list, with buttons; calls show(first, last) for the page that is to be seen.
+// Buttons for the pages of a long list; calls show(first, last) for the current page.
 export function pager(total, size, show) {
   const last = Math.max(0, Math.ceil(total / size) - 1);
   const [previous, next] = [steady("Previous", () => go(at - 1)), steady("Next", () => go(at + 1))];
-  const told = h("span", { "aria-live": "polite" });
+  const status = h("span", { "aria-live": "polite" });
   let at = 0;
   function go(page) {
     at = page;
@@ -111,8 +111,8 @@ export function pager(total, size, show) {
     show(first, end);
     previous.turn(at > 0);
     next.turn(at < last);
-    replace(told, total ? `${count(first + 1)}–${count(end)} of ${count(total)}` : "none");
+    replace(status, total ? `${count(first + 1)}–${count(end)} of ${count(total)}` : "none");
   }
   go(0);
-  return h("div", { class: "pager", role: "group", "aria-label": "Pages" }, previous.element, told, next.element);
+  return h("div", { class: "pager", role: "group", "aria-label": "Pages" }, previous.element, status, next.element);
 }

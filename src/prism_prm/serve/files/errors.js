@@ -5,8 +5,8 @@ import { barKey, stepList } from "./steps.js";
 
 const SIZE = 10;
 const KINDS = {
-  fp: { title: "False positive", told: "wrong, but passed", many: "False positives", of: "wrong" },
-  fn: { title: "False negative", told: "right, but rejected", many: "False negatives", of: "right" },
+  fp: { title: "False positive", flag: "wrong, but passed", many: "False positives", of: "wrong" },
+  fn: { title: "False negative", flag: "right, but rejected", many: "False negatives", of: "right" },
 };
 
 export const errorsView = { kind: "errors", tab: "Errors", render };
@@ -101,7 +101,7 @@ function tile(bench) {
     { class: "card" },
     h("h2", {}, bench.name),
     h("dl", { class: "facts" }, rows),
-    h("p", { class: "note" }, `Passed: ${passed.join("; in classes of redundancy, ")}`),
+    h("p", { class: "note" }, `Passed: ${passed.join("; in redundancy classes, ")}`),
   );
 }
 
@@ -114,7 +114,7 @@ function card(error, found) {
   const name = item.decides === "right" ? found.prm : item.decides; // a score is P(right), or P(not redundant)
   const prms = [{ name, probabilities: path.map((at) => item.scores[at]) }];
   const steps = path.map((at) => ({ text: item.texts[at], label: item.labels[at] }));
-  const list = stepList(steps, prms, { labelled: true, flagged: { at: path.length - 1, text: is.told } });
+  const list = stepList(steps, prms, { labeled: true, flagged: { at: path.length - 1, text: is.flag } });
   list.judge([bench.thresholds[item.decides]]);
   const scored = `P(${item.decides}) ${percent(item.scores[error.step])}`;
   const rest = item.texts.length - path.length;

@@ -1,4 +1,4 @@
-// A policy in training: its reward against the truth over updates, what else changed, and what it wrote at each look.
+// A policy in training: reward and true accuracy over updates, other measurements, and samples at each evaluation.
 
 import { areShares, drawChart, plain } from "./chart.js";
 import { choose, count, field, h, percent, replace, words } from "./dom.js";
@@ -29,7 +29,7 @@ function render(root, given) {
     samples: h("div", { class: "list" }),
     choice: h("div", { class: "row toolbar" }),
   };
-  const updates = slider("Look after update", (at) => go(at));
+  const updates = slider("After update", (at) => go(at));
 
   function go(at) {
     state.at = Math.min(Math.max(at, 0), found.updates.length - 1);
@@ -106,7 +106,7 @@ function shown(name, value) {
   return SHARES.has(name) ? percent(value) : plain(value);
 }
 
-// How to write the values of a line: in percent, unless it is a reward that goes beyond 0 and 1.
+// The format of a line's values: percent, unless it is a reward outside of 0 and 1.
 function unit(line) {
   return areShares(line.points.flat()) ? percent : plain;
 }
@@ -114,9 +114,9 @@ function unit(line) {
 function facts(found, at) {
   const lines = found.lines.map((line) => {
     const [value, low, high] = line.points[at];
-    const told = unit(line);
-    const range = low === null || high === null ? "" : ` ${told(low, 0)} to ${told(high, 0)}`;
-    return [line.title, [told(value), h("small", {}, range)]];
+    const format = unit(line);
+    const range = low === null || high === null ? "" : ` ${format(low, 0)} to ${format(high, 0)}`;
+    return [line.title, [format(value), h("small", {}, range)]];
   });
   const numbers = Object.entries(NUMBERS)
     .filter(([name]) => found.numbers[name])
@@ -148,11 +148,11 @@ function cell(text) {
   return h("td", {}, text);
 }
 
-// The solutions of a problem at the last look up to an update; the greedy one comes last.
+// The solutions of a problem at the last evaluation up to an update; the greedy one comes last.
 function samples(found, update, problem) {
-  const look = found.samples.filter((one) => one.update <= update).at(-1);
-  if (!look || !found.problems.length) return h("p", { class: "note" }, "This run kept no samples of this look.");
-  const solutions = look.solutions[problem] ?? [];
+  const point = found.samples.filter((one) => one.update <= update).at(-1);
+  if (!point || !found.problems.length) return h("p", { class: "note" }, "This run has no samples for this update.");
+  const solutions = point.solutions[problem] ?? [];
   const reward = unit(found.lines[0]);
   return [
     words(found.problems[problem], "words question"),

@@ -1,5 +1,5 @@
-// The tree of a search as a drawing: one row per round, one mark per step, lines to the steps they follow. Equal steps are
-// one mark, with how often they were written.
+// A drawing of the tree of a search: one row per round, one mark per step, lines from step to step. Equal steps share a
+// mark that shows how often they were written.
 
 import { percent, svg } from "./dom.js";
 import { aliveAt, fateOf } from "./tree.js";
@@ -7,11 +7,11 @@ import { aliveAt, fateOf } from "./tree.js";
 const ROW = 46;
 const EDGE = 26;
 const NAMES = 62; // pixels for the names of the rows
-const LEAST = 15; // pixels from one mark to the next, and with a number between them
+const LEAST = 15; // pixels from one mark to the next, without and with a number between them
 const NUMBERED = 40;
 
-// `told` says a fate in words.
-export function drawMap(box, tree, round, picked, { pick, told }) {
+// `describe` gives the words for a fate.
+export function drawMap(box, tree, round, picked, { pick, describe }) {
   const most = Math.max(1, ...tree.rows.map((row) => row.length));
   const each = tree.steps.some((step) => step.numbers.length > 1) ? NUMBERED : LEAST;
   const width = Math.max(box.clientWidth - 2, NAMES + most * each);
@@ -25,12 +25,12 @@ export function drawMap(box, tree, round, picked, { pick, told }) {
   const from = (step) => (step.parent ? at(tree.stepOf.get(step.parent)) : top);
   const byStrength = steps.toSorted((a, b) => alive.has(a.number) - alive.has(b.number)); // strong ones on top
   const lines = byStrength.map((step) => line(from(step), at(step), alive.has(step.number)));
-  const marks = steps.map((step) => mark(step, at(step), size, { fate: fateOf(tree, step, round), picked, pick, told }));
+  const marks = steps.map((step) => mark(step, at(step), size, { fate: fateOf(tree, step, round), picked, pick, describe }));
   const rows = Array.from({ length: round + 1 }, (_, row) => [`Round ${row + 1}`, row * ROW + EDGE + ROW / 2]);
   const names = [["Problem", top.y], ...rows].map(([text, y]) => svg("text", { class: "row-name", x: 8, y: y + 4 }, text));
   const band = svg("rect", { class: "band", x: 0, y: round * ROW + EDGE, width, height: ROW, rx: 6 });
   const root = svg("circle", { class: "root", cx: top.x, cy: top.y, r: 5 });
-  const label = `${steps.length} steps in ${round + 1} rounds; the list of candidates says the same in words`;
+  const label = `${steps.length} steps in ${round + 1} rounds; the list of candidates shows the same as text`;
   const before = box.scrollTop;
   const frame = { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label };
   box.replaceChildren(svg("svg", frame, band, names, lines, root, marks));
@@ -44,8 +44,8 @@ function line(from, to, strong) {
   return svg("path", { d, class: strong ? "edge alive" : "edge" });
 }
 
-// Kept steps are filled, dropped ones hollow and crossed out; a square ends a solution. Colour is the score.
-function mark(step, { x, y }, size, { fate, picked, pick, told }) {
+// Kept steps are filled, dropped ones hollow and crossed out; a square ends a solution. The color is the score.
+function mark(step, { x, y }, size, { fate, picked, pick, describe }) {
   const r = fate === "ahead" ? 0.65 * size : size;
   const shape = step.ending
     ? svg("rect", { class: "shape", x: x - r, y: y - r, width: 2 * r, height: 2 * r, rx: 1.5 })
@@ -55,7 +55,7 @@ function mark(step, { x, y }, size, { fate, picked, pick, told }) {
   const ring = svg("circle", { class: "ring", cx: x, cy: y, r: r + 4 });
   const hasRing = fate === "chosen" || step.number === picked;
   const times = step.numbers.length;
-  const said = [`Step ${step.number}`, percent(step.score), told(fate), times > 1 && `written ${times} times`];
+  const title = [`Step ${step.number}`, percent(step.score), describe(fate), times > 1 && `written ${times} times`];
   return svg(
     "g",
     {
@@ -63,7 +63,7 @@ function mark(step, { x, y }, size, { fate, picked, pick, told }) {
       "--right": step.score === null ? "50%" : `${(100 * step.score).toFixed(1)}%`,
       onclick: () => pick(step.number),
     },
-    svg("title", {}, said.filter(Boolean).join(", ")),
+    svg("title", {}, title.filter(Boolean).join(", ")),
     hasRing && ring,
     shape,
     fate === "dropped" && svg("path", { class: "cross", d: crossed }),

@@ -1,4 +1,4 @@
-// Small parts that several views are made of.
+// Small parts that several views share.
 
 import { field, h, replace } from "./dom.js";
 
@@ -7,14 +7,14 @@ export function drawFacts(list, pairs) {
   replace(list, pairs.map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))));
 }
 
-// ✓ right, ✗ wrong, or what it is if nobody knows.
+// ✓ right, ✗ wrong, or the `unknown` text.
 export function verdict(isRight, unknown = "not judged") {
   if (isRight === null || isRight === undefined) return h("p", { class: "verdict" }, unknown);
   const mark = h("span", { class: `mark ${isRight ? "right" : "wrong"}`, "aria-hidden": "true" }, isRight ? "✓" : "✗");
   return h("p", { class: "verdict" }, mark, isRight ? "right" : "wrong");
 }
 
-// The beginning of a text, for places where a whole one has no room.
+// The beginning of a text.
 export function brief(text, most) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
@@ -24,23 +24,23 @@ export function line(text, most) {
   return brief(text.replace(/\s+/g, " ").trim(), most);
 }
 
-// A slider over numbered places, with what it stands at: {element, show(at, last, text)}.
+// A slider over indices with a text for the current one: {element, show(at, last, text)}.
 export function slider(label, moved) {
   const input = h("input", { type: "range", min: "0", step: "1", oninput: () => moved(Number(input.value)) });
-  const told = h("output", { class: "at" });
+  const output = h("output", { class: "at" });
   const element = field(label, input);
-  element.append(told);
+  element.append(output);
   const show = (at, last, text) => {
     input.max = String(last);
     input.value = String(at);
     input.disabled = last === 0;
     input.setAttribute("aria-valuetext", text);
-    replace(told, text);
+    replace(output, text);
   };
   return { element, show };
 }
 
-// The arrow keys, wherever they mean nothing else, while a view is shown.
+// Call go(-1) and go(1) on arrow keys while a view is shown, except where they have another meaning.
 export function onArrows(root, go) {
   function pressed(event) {
     if (!root.isConnected) return document.removeEventListener("keydown", pressed);
@@ -60,7 +60,7 @@ function scrollsSideways(target) {
   return false;
 }
 
-// Draw again when there is more or less room.
+// Draw again when the width changes.
 export function onWidth(element, draw) {
   let width = element.clientWidth;
   const watch = new ResizeObserver(() => {

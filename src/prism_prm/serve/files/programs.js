@@ -1,4 +1,4 @@
-// Programs with the verdict on every test, one problem at a time.
+// Programs with the outcome of every test, one problem at a time.
 
 import { choose, field, h, pager, plural, refill, replace, words } from "./dom.js";
 import { verdict } from "./parts.js";
@@ -18,10 +18,10 @@ export const programsView = { kind: "programs", tab: "Programs", render };
 function render(root, overview, page) {
   const body = h("div");
   let which = 0;
-  let turn = 0; // of opening a problem: whoever is not the last one comes too late
+  let turn = 0; // counts calls of open(): results of earlier calls are discarded
   let found = null;
-  const told = (one) => `${one.name} (${one.right} of ${one.solutions} right)`;
-  const problems = overview.problems.map((one, number) => [String(number), told(one)]);
+  const title = (one) => `${one.name} (${one.right} of ${one.solutions} right)`;
+  const problems = overview.problems.map((one, number) => [String(number), title(one)]);
   const problem = choose(problems, "0", (value) => page.guarded(() => open(Number(value))));
   const kind = choose(KINDS, "all", () => found && draw());
 
@@ -33,7 +33,7 @@ function render(root, overview, page) {
       [which, found] = [number, loaded];
       draw();
     } finally {
-      if (own === turn) problem.value = String(which); // as before, where it failed
+      if (own === turn) problem.value = String(which); // unchanged if it failed
     }
   }
 
@@ -82,18 +82,18 @@ function card(one) {
 function tests(title, endings) {
   if (!endings.length) return null;
   const passed = endings.filter((one) => one === "passed").length;
-  const idle = endings.filter((one) => one === "not run").length;
+  const notRun = endings.filter((one) => one === "not run").length;
   const at = endings.findIndex((one) => one !== "passed");
-  const said = [
+  const facts = [
     `${passed} of ${endings.length} passed`,
     at >= 0 && endings[at] !== "not run" && `test ${at + 1}: ${endings[at]}`,
-    idle && `${idle} not run`,
+    notRun && `${notRun} not run`,
   ];
   return h(
     "div",
     { class: "tests" },
     h("h3", {}, title),
-    h("p", { class: "note" }, said.filter(Boolean).join(", ")),
+    h("p", { class: "note" }, facts.filter(Boolean).join(", ")),
     h("ol", { class: "marks", "aria-hidden": "true" }, endings.map(mark)),
   );
 }

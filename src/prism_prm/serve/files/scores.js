@@ -1,4 +1,4 @@
-// Scored solutions of one or more PRMs, those first on which they disagree.
+// Solutions scored by one or more PRMs; those on which they disagree come first.
 
 import { choose, count, field, h, pager, percent, plural, replace, words } from "./dom.js";
 import { barKey, disagreements, firstBelow, MEANING, prmCards, stepList } from "./steps.js";
@@ -21,7 +21,7 @@ function render(root, found) {
   const body = h("div", { class: "list" });
   const pages = h("div");
   const judge = () => lists.forEach((list) => list.judge(thresholds));
-  const cards = prmCards(prms, thresholds, judge, { lines: facts, settled: () => hasSeveral && draw() });
+  const cards = prmCards(prms, thresholds, judge, { lines: facts, onRelease: () => hasSeveral && draw() });
   function draw() {
     const chosen = arranged(solutions.map((one) => ({ ...one, apart: widest(one, thresholds) })), select.value);
     const bar = pager(chosen.length, SIZE, (first, end) => {
@@ -61,14 +61,14 @@ function card(solution, prms, lists) {
     label: judged(solution.labels[number]),
     after: afterWhich(solution.parents, number),
   }));
-  const labelled = solution.labels.some((label) => label !== null);
+  const labeled = solution.labels.some((label) => label !== null);
   const scored = prms.map((prm, which) => ({ name: prm.name, probabilities: solution.prms[which].probabilities }));
-  const list = stepList(steps, scored, { labelled, isChain: steps.every((step) => step.after === null) });
+  const list = stepList(steps, scored, { labeled, isChain: steps.every((step) => step.after === null) });
   lists.push(list);
   const score = (prm, which) => `${prm.name} ${percent(solution.prms[which].score)} (${prm.aggregator})`;
   const { by, at, isOpposite } = solution.apart;
   const apart = `${isOpposite ? "opposite verdicts" : "largest difference"} at step ${at + 1}, ${percent(by)} apart`;
-  const said = [`Scores: ${prms.map(score).join(", ")}`, by >= 0 && apart];
+  const facts = [`Scores: ${prms.map(score).join(", ")}`, by >= 0 && apart];
   return h(
     "article",
     { class: "item" },
@@ -76,14 +76,14 @@ function card(solution, prms, lists) {
       "header",
       {},
       h("h2", { dir: "auto" }, solution.name || plural(steps.length, "step")),
-      h("p", { class: "note", dir: "auto" }, said.filter(Boolean).join(" · ")),
+      h("p", { class: "note", dir: "auto" }, facts.filter(Boolean).join(" · ")),
     ),
     words(solution.problem, "words question"),
     list.element,
   );
 }
 
-// As in an evaluation: right above one half, wrong below it.
+// As in an evaluation: right above 0.5, wrong below.
 function judged(label) {
   return label === null || label === 0.5 ? null : Number(label > 0.5);
 }

@@ -1,6 +1,6 @@
-// A search as a tree that grows round by round: what was kept, what was dropped, and the solution that was selected.
+// A search as a tree that grows round by round: the steps that were kept and dropped, and the selected solution.
 //
-// The overview lists the problems. The tree of one is loaded when it is chosen, and again while its search runs.
+// The overview lists the problems. The tree of a problem is loaded when it is chosen, and reloaded while its search runs.
 
 import { choose, count, field, h, percent, plural, refill, replace, steady, words } from "./dom.js";
 import { drawMap } from "./map.js";
@@ -22,8 +22,8 @@ export const searchView = { kind: "search", tab: "Search", render };
 
 function render(root, overview, page) {
   const state = { overview, which: 0, tree: null, round: 0, picked: null, timer: null, shown: SHOWN };
-  let turn = 0; // of opening a problem: whoever is not the last one comes too late
-  let known = ""; // the document of the tree that is drawn
+  let turn = 0; // counts calls of open(): results of earlier calls are discarded
+  let known = ""; // the document of the tree that is shown
   const problem = choose([], "", (value) => page.guarded(() => open(Number(value))));
   const previous = steady("Previous", () => page.guarded(() => open(state.which - 1)));
   const next = steady("Next", () => page.guarded(() => open(state.which + 1)));
@@ -52,15 +52,15 @@ function render(root, overview, page) {
       replace(parts.question, words(state.tree.problem, "words question"));
       draw();
     } finally {
-      if (own === turn) drawProblems(); // as before, where it failed
+      if (own === turn) drawProblems(); // unchanged if it failed
     }
   }
 
-  // Whether there is anything new in it.
+  // Use a document; returns whether it has changed.
   function take(found) {
-    const said = JSON.stringify(found);
-    if (said === known) return false;
-    [known, state.tree] = [said, grown(found)];
+    const content = JSON.stringify(found);
+    if (content === known) return false;
+    [known, state.tree] = [content, grown(found)];
     return true;
   }
 
@@ -116,7 +116,7 @@ function render(root, overview, page) {
     play.disabled = tree.last === 0;
     const picked = state.picked ?? tree.best(round);
     drawFacts(parts.facts, facts(tree, round));
-    drawMap(parts.map, tree, round, picked, { pick, told: (fate) => FATES[fate][1] });
+    drawMap(parts.map, tree, round, picked, { pick, describe: (fate) => FATES[fate][1] });
     replace(parts.fates, legend(tree, round));
     const held = parts.candidates.contains(document.activeElement) && document.activeElement.dataset.step;
     replace(parts.candidates, candidates(tree, state, picked, pick, showAll));
@@ -137,11 +137,11 @@ function render(root, overview, page) {
   if (overview.problems.length) page.guarded(() => open(0));
   else replace(parts.question, h("p", { class: "note" }, "No round is done yet."));
 
-  // While a search runs, so does its tree grow: who looks at its last round goes along, others stay where they are.
+  // While a search runs, its tree grows: a view of the last round follows, a view of an earlier one stays.
   return async (changed) => {
     state.overview = changed;
     if (!changed.problems.length) return;
-    if (!state.tree || state.which >= changed.problems.length) return open(0); // it may have begun again
+    if (!state.tree || state.which >= changed.problems.length) return open(0); // the search may have restarted
     drawProblems();
     const [own, before] = [turn, state.tree];
     const found = await page.load(changed.problems[state.which].id);
@@ -155,14 +155,14 @@ function render(root, overview, page) {
 
 function problemLine(one, number) {
   const mark = one.running ? "…" : one.right === null ? " " : one.right ? "✓" : "✗";
-  const told = one.running ? "running" : plural(one.rounds, "round");
-  return `${mark} ${number + 1}. ${line(one.text, 70)} (${told})`;
+  const state = one.running ? "running" : plural(one.rounds, "round");
+  return `${mark} ${number + 1}. ${line(one.text, 70)} (${state})`;
 }
 
 function facts(tree, round) {
-  const there = tree.steps.filter((step) => step.round <= round && !step.ahead);
-  const written = timesOf(there);
-  const fates = there.map((step) => fateOf(tree, step, round));
+  const steps = tree.steps.filter((step) => step.round <= round && !step.ahead);
+  const written = timesOf(steps);
+  const fates = steps.map((step) => fateOf(tree, step, round));
   const kept = fates.filter((fate) => fate === "kept" || fate === "found" || fate === "chosen").length;
   const dropped = fates.filter((fate) => fate === "dropped").length;
   const { method, n, prm } = tree.how;
@@ -172,31 +172,31 @@ function facts(tree, round) {
     ["Steps written", count(written)],
     ["Kept", count(kept)],
     ["Dropped", count(dropped)],
-    ...(written > there.length ? [["Equal to others", count(written - there.length)]] : []),
+    ...(written > steps.length ? [["Equal to others", count(written - steps.length)]] : []),
     ...(tree.isRunning ? [["State", "running"]] : right),
   ];
 }
 
-// How often steps were written, equal ones included.
+// How many steps were written, including equal ones.
 function timesOf(steps) {
   return steps.reduce((sum, step) => sum + step.numbers.length, 0);
 }
 
 function legend(tree, round) {
-  const there = tree.steps.filter((step) => step.round <= round);
-  const used = new Set(there.map((step) => fateOf(tree, step, round)));
+  const steps = tree.steps.filter((step) => step.round <= round);
+  const used = new Set(steps.map((step) => fateOf(tree, step, round)));
   const part = (name) => h("span", { class: name, "aria-hidden": "true" });
   return [
     ...Object.entries(FATES)
       .filter(([fate]) => used.has(fate))
       .map(([fate, [, text]]) => h("li", { class: fate }, part("swatch"), text)),
-    there.some((step) => step.numbers.length > 1) && h("li", {}, "×2 written twice"),
+    steps.some((step) => step.numbers.length > 1) && h("li", {}, "×2 written twice"),
     tree.how.prm && h("li", {}, "score 0 %", part("scale"), "100 %"),
     tree.how.prm && h("li", {}, part("tick"), `threshold ${percent(tree.threshold)}`),
   ];
 }
 
-// The steps of a round, those first that were kept; each under the step that it follows.
+// The steps of a round, kept ones first; each with the step that it follows.
 function candidates(tree, state, picked, pick, showAll) {
   const { round } = state;
   const own = tree.steps.filter((step) => step.round === round);
@@ -236,7 +236,7 @@ function candidate(tree, step, round, picked, pick) {
     "li",
     { class: `candidate ${fate}${isPicked ? " picked" : ""}` },
     h("span", { class: "fate" }, h("span", { class: "mark", "aria-hidden": "true" }, mark), text),
-    h("div", { class: "said" }, words(brief(step.text || "(nothing more)", 300))),
+    h("div", { class: "text" }, words(brief(step.text || "(nothing more)", 300))),
     h(
       "div",
       { class: "numbers" },
@@ -264,7 +264,7 @@ function candidate(tree, step, round, picked, pick) {
   );
 }
 
-// The steps that lead to one, and what became of the solution.
+// The path to a step, and the outcome of the solution.
 function path(tree, round, picked) {
   if (!picked) return null;
   const steps = pathTo(tree, picked);
@@ -276,12 +276,12 @@ function path(tree, round, picked) {
   const last = steps.at(-1);
   const [, fate] = FATES[fateOf(tree, last, round)];
   const grade = tree.gradeOf(picked);
-  const said = [
+  const facts = [
     fate,
     last.value !== null && `path score ${percent(last.value)} (${tree.how.aggregator})`,
     grade?.answer && grade.answer.length < 80 && `answer ${grade.answer}`,
     grade && grade.correct !== null && grade.correct !== undefined && (grade.correct ? "✓ right" : "✗ wrong"),
   ].filter(Boolean);
-  const note = h("p", { class: "note", dir: "auto" }, said.join(" · "));
+  const note = h("p", { class: "note", dir: "auto" }, facts.join(" · "));
   return [h("h2", {}, `Path to step ${picked}`), note, list.element];
 }

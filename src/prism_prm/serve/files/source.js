@@ -1,7 +1,7 @@
-// Where documents come from: embedded in a file, or a server that is asked again while it is watched.
+// The source of documents: embedded in the file, or a server that is polled.
 //
-// Both have list() → [{id, kind, title, note}] and load(id) → the document, or null where it has not changed since it was
-// last loaded and `again` is asked for. Only a server has models() and score(), and forget(id) what was last loaded.
+// Both have list() → [{id, kind, title, note}] and load(id, again) → the document; with `again`, null if it has not changed
+// since it was last loaded. Only a server has models(), score(), and forget(id), which makes the next load() complete.
 
 const KEY = "prism-api-key";
 
@@ -62,7 +62,7 @@ class Server {
     const key = sessionStorage.getItem(KEY);
     const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
     const answer = await fetch(path, { ...options, headers, cache: "no-store" });
-    if (answer.status === 401) throw new KeyNeeded(key ? "The server does not know this key." : "");
+    if (answer.status === 401) throw new KeyNeeded(key ? "The server does not accept this key." : "");
     if (!answer.ok && answer.status !== 304) throw new Error(await reason(answer));
     return answer;
   }

@@ -1,5 +1,5 @@
-// A solution with the scores of its steps by one or more PRMs. Verdicts are colour, number and mark, so that none of
-// them is needed to read the others.
+// A solution with the scores of its steps by one or more PRMs. Verdicts are shown by color, number and mark; each is
+// enough by itself.
 
 import { field, h, percent, replace, words } from "./dom.js";
 
@@ -12,8 +12,8 @@ export function firstBelow(probabilities, threshold) {
   return probabilities.findIndex((one) => isRight(one, threshold) === false);
 }
 
-// For each step how far PRMs are apart, and whether their verdicts are opposite. That decides the rank, then the distance,
-// since thresholds differ between PRMs; −1 where fewer than two have a score.
+// For each step the distance between the PRMs' scores, and whether their verdicts are opposite. Opposite verdicts rank
+// first, then the distance, since thresholds differ between PRMs; −1 if fewer than two PRMs have a score.
 export function disagreements(prms, length, thresholds) {
   return Array.from({ length }, (_, number) => {
     const own = prms
@@ -43,7 +43,7 @@ export function barKey() {
 // Steps are [{text, after, label}], `after` only where a step does not follow the one before it; prms are
 // [{name, probabilities}]. Returns {element, judge(thresholds), arrange(order)}. `flagged` {at, text} marks a
 // step instead of the first one below the threshold, which only a chain has, where each step follows the one before it.
-export function stepList(steps, prms, { flagged = null, labelled = false, isChain = true } = {}) {
+export function stepList(steps, prms, { flagged = null, labeled = false, isChain = true } = {}) {
   const judges = [];
   const rows = steps.map((step, number) => {
     const cells = prms.map((prm, which) => {
@@ -56,8 +56,8 @@ export function stepList(steps, prms, { flagged = null, labelled = false, isChai
       "li",
       { class: "step" },
       h("span", { class: "number" }, h("span", { class: "hidden" }, "Step "), String(number + 1)),
-      h("div", { class: "said" }, words(step.text), step.after && h("p", { class: "after" }, step.after), flags),
-      labelled && h("span", { class: "label" }, truth(step.label)),
+      h("div", { class: "text" }, words(step.text), step.after && h("p", { class: "after" }, step.after), flags),
+      labeled && h("span", { class: "label" }, truth(step.label)),
       cells,
     );
     judges.push((_, firsts, apart) => {
@@ -80,10 +80,10 @@ export function stepList(steps, prms, { flagged = null, labelled = false, isChai
     "div",
     { class: "steps-head", "aria-hidden": "true" },
     h("span", {}, "Step"),
-    labelled && h("span", {}, "Label"),
+    labeled && h("span", {}, "Label"),
     prms.map((prm) => h("span", { class: "who", dir: "auto" }, prm.name)),
   );
-  const element = h("div", { class: labelled ? "solution labelled" : "solution", "--prms": String(prms.length) }, head, list);
+  const element = h("div", { class: labeled ? "solution labeled" : "solution", "--prms": String(prms.length) }, head, list);
   const judge = (thresholds) => {
     const firsts = prms.map((prm, which) => isChain && prm.probabilities && firstBelow(prm.probabilities, thresholds[which]));
     const apart = disagreements(prms, steps.length, thresholds);
@@ -105,7 +105,7 @@ function truth(label) {
 // One PRM's score of a step.
 export function scoreCell(name, probability) {
   const mark = h("span", { class: "mark", "aria-hidden": "true" });
-  const said = h("span", { class: "hidden" });
+  const spoken = h("span", { class: "hidden" });
   const tick = h("span", { class: "tick" });
   const hasScore = typeof probability === "number";
   const element = h(
@@ -114,7 +114,7 @@ export function scoreCell(name, probability) {
     h("span", { class: "who", dir: "auto" }, name),
     mark,
     h("span", { class: "value" }, percent(probability)),
-    said,
+    spoken,
     hasScore && h("span", { class: "track", "aria-hidden": "true" }, h("span", { class: "fill" }), tick),
   );
   const judge = (threshold) => {
@@ -122,15 +122,15 @@ export function scoreCell(name, probability) {
     element.classList.toggle("is-wrong", right === false);
     mark.className = `mark ${right === null ? "" : right ? "right" : "wrong"}`;
     replace(mark, right === null ? "·" : right ? "✓" : "✗");
-    replace(said, right === null ? " no score" : right ? " above threshold" : " below threshold");
+    replace(spoken, right === null ? " no score" : right ? " above threshold" : " below threshold");
     tick.style.setProperty("--at", `${100 * threshold}%`);
   };
   return { element, judge };
 }
 
-// A card for each PRM, with its threshold to move: changed() while it moves, settled() when it is let go. `lines` says
-// further things: lines(which, thresholds) → [[term, text]].
-export function prmCards(prms, thresholds, changed, { lines = () => [], settled = () => {} } = {}) {
+// A card for each PRM with a slider for its threshold: calls onMove() while it moves, onRelease() when it is released.
+// `lines` adds facts: lines(which, thresholds) → [[term, text]].
+export function prmCards(prms, thresholds, onMove, { lines = () => [], onRelease = () => {} } = {}) {
   const cards = prms.map((prm, which) => {
     const facts = h("dl", { class: "facts" });
     const shown = h("output", { class: "at" });
@@ -148,14 +148,14 @@ export function prmCards(prms, thresholds, changed, { lines = () => [], settled 
     const move = (value) => {
       thresholds[which] = value;
       draw();
-      changed(thresholds);
+      onMove(thresholds);
     };
     slider.addEventListener("input", () => move(Number(slider.value)));
-    slider.addEventListener("change", settled);
+    slider.addEventListener("change", onRelease);
     reset.addEventListener("click", () => {
       slider.value = String(prm.threshold);
       move(prm.threshold);
-      settled();
+      onRelease();
       slider.focus();
     });
     draw();

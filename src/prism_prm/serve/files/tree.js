@@ -1,9 +1,9 @@
-// The tree of one search as values: its steps, and what became of each by the end of a round.
+// The data of one search: its steps, and the fate of each at the end of a round.
 
 const [PARENT, TEXT, SCORE, VALUE, ENDING, ROUND, AHEAD, LIKELIHOOD] = [0, 1, 2, 3, 4, 5, 6, 7];
 
-// From the document: steps are [parent, text, score, path's score, ending, round, looks ahead, and the path's log-likelihood
-// where the search ranks by it], numbered from 1.
+// In the document, a step is [parent, text, score, path's score, ending, round, looks ahead, and the path's log-likelihood
+// if the search ranks by it]; steps are numbered from 1.
 export function grown(found) {
   const written = found.steps.map((one, at) => ({
     number: at + 1,
@@ -40,8 +40,8 @@ export function grown(found) {
   return tree;
 }
 
-// Equal steps after the same step as one, which has the `numbers` of all, and a map from these to it. Those that are
-// `apart` stay by themselves: beam search tells apart what looks equal once trimmed.
+// Merge equal steps after the same step into one with the `numbers` of all; also returns a map from number to step. Steps
+// in `apart` are not merged: beam search may distinguish steps that look equal after trimming.
 function folded(written, apart) {
   const [steps, stepOf, firsts] = [[], new Map(), new Map()];
   for (const one of written) {
@@ -59,14 +59,14 @@ function folded(written, apart) {
   return [steps, stepOf];
 }
 
-// The steps that lead to one.
+// The path to a step.
 export function pathTo(tree, number) {
   const found = [];
   for (let at = number; at; at = found[0].parent) found.unshift(tree.stepOf.get(at));
   return found;
 }
 
-// kept, dropped, open (not decided by then), ahead; at the end: found, or chosen.
+// kept, dropped, open (not decided yet), ahead; at the end: found or chosen.
 export function fateOf(tree, step, round) {
   if (step.ahead) return "ahead";
   if (round >= tree.last && !tree.isRunning) {
@@ -77,13 +77,13 @@ export function fateOf(tree, step, round) {
   for (let at = step.round; at <= Math.min(round, tree.last); at += 1) {
     if (!tree.kept[at]) continue;
     fate = step.numbers.some((number) => tree.kept[at].has(number)) ? "kept" : "dropped";
-    // One that was continued stays kept; a finished one has to be kept in every round.
+    // A step that was continued stays kept; a finished one must be kept in every round.
     if (fate === "dropped" || !step.ending) break;
   }
   return fate;
 }
 
-// The steps that are still part of something by the end of a round: those that are kept then, and all before them.
+// The steps that are alive at the end of a round: the kept ones and all steps before them.
 export function aliveAt(tree, round) {
   const alive = new Set();
   const decided = tree.kept.slice(0, round + 1).findLast((numbers) => numbers);
@@ -92,7 +92,7 @@ export function aliveAt(tree, round) {
   return alive;
 }
 
-// Which step to look at first: the selected one at the end, before that the best of those that are kept.
+// The step to show first: the selected one at the end, before that the best of the kept ones.
 function bestOf(tree, round) {
   if (round >= tree.last && tree.chosen) return tree.chosen;
   const own = tree.steps.filter((step) => step.round === round);
@@ -101,7 +101,7 @@ function bestOf(tree, round) {
   return own.length ? (kept.length ? kept : own).reduce(better).number : null;
 }
 
-// Each round's steps from left to right, so that steps of one parent stay together; `x` is in [0, 1].
+// The steps of each round from left to right, with steps of one parent side by side; `x` is in [0, 1].
 function arranged(tree) {
   const rows = tree.kept.map(() => []);
   for (const step of tree.steps) rows[step.round].push(step);

@@ -4,10 +4,10 @@ import { choose, field, h, percent, replace } from "./dom.js";
 import { barKey, disagreements, firstBelow, MEANING, prmCards, stepList } from "./steps.js";
 
 const EXAMPLE = { problem: "1+1+2-1", solution: "1+1=2\n\n2+2=3\n\n3-1=2\n\n#### 2" };
-const typed = { ...EXAMPLE, first: null, second: "" }; // kept while other views are shown, and so are the results
+const typed = { ...EXAMPLE, first: null, second: "" }; // kept while other views are shown, like the results
 const results = h("div", { class: "results", "aria-live": "polite" });
-let isNew = true; // until something is scored, the example is
-let asked = null; // what is being scored: whoever asks for something else makes it too late
+let isNew = true; // the first time, the example is scored
+let asked = null; // the input that is being scored: results of earlier inputs are discarded
 
 export const tryView = { kind: "try", tab: "Score", render };
 
@@ -38,7 +38,7 @@ function render(root, _found, page) {
     }
   }
 
-  // Results of something else do not stay.
+  // Also removes the results of earlier inputs.
   function finish(found) {
     asked = null;
     results.removeAttribute("aria-busy");
@@ -63,7 +63,7 @@ function render(root, _found, page) {
       },
     },
     field("Problem", problem),
-    field("Solution", solution, "A blank line ends a step. Code in a fence stays whole while a bracket is open."),
+    field("Solution", solution, "A blank line ends a step. Fenced code is not split while a bracket is open."),
     h("div", { class: "row" }, field("PRM", first), names.length > 1 && field("Compare with", second)),
     h(
       "div",
@@ -89,7 +89,7 @@ function render(root, _found, page) {
   replace(root, h("h1", {}, "Score a solution"), meaning, h("div", { class: "columns" }, form, results));
   if (isNew) page.guarded(submit);
   isNew = false;
-  return () => {}; // it has no document that changes
+  return () => {}; // it has no document
 }
 
 function shown(answers) {
@@ -121,7 +121,7 @@ function shown(answers) {
     const byRank = [...inOrder].sort((a, b) => apart[b].rank - apart[a].rank);
     list.arrange(hasTwo && order.value === "apart" ? byRank : inOrder);
   }
-  const cards = prmCards(prms, thresholds, list.judge, { lines: facts, settled: arrange });
+  const cards = prmCards(prms, thresholds, list.judge, { lines: facts, onRelease: arrange });
   list.judge(thresholds);
   arrange();
   const warnings = answers.flatMap((answer) => answer.warnings ?? []);
