@@ -149,7 +149,7 @@ CASES = {
     "serve|--prm|prms/base|--port|70000": "--port",
     "serve|--prm|prms/base|--set|deadline=0": "--set deadline=0: must be above 0",
     "score|own.jsonl|--prm|vllm:nosuch|--out|s.parquet": "'nosuch' is not the address of a server",
-    "score|own.jsonl|--prm|prism:http://x:1|--set|load.check=true|--out|s.parquet": "its local copy with --set load.local",
+    "score|own.jsonl|--prm|prism:http://x:1|--set|load.check=true|--out|s.parquet": "with --set load.local",
     "score|own.jsonl|--prm|vllm:http://x:1|--set|load.local=nosuch|--out|s.parquet": "nosuch: there is no such",
     "demo|--out|": '--out "": is empty',
     "demo|--out|own.jsonl": "--out own.jsonl: is a file; name a folder",
