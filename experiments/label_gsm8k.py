@@ -87,7 +87,7 @@ def main() -> None:
     prism("train", out / "recipe.toml", "--out", out / "run")
     # Too few problems to hold some out: this only shows that a PRM of such labels can be measured by such labels.
     prism(
-        "eval", "--bench", "labelled", "--data", out / "labels" / "trees.parquet", "--prm", out / "run", "--threshold",
+        "eval", "--bench", "labeled", "--data", out / "labels" / "trees.parquet", "--prm", out / "run", "--threshold",
         0.5, "--out", out / "eval",
     )  # fmt: skip
 

@@ -41,10 +41,10 @@ def _metric(bench: Metrics, *keys: str) -> Metrics:
 
 COLUMNS: dict[str, list[tuple[str, str, Cell]]] = {
     "held-out": [
-        ("AUROC", "labelled", of_steps("auroc")),
-        ("FPR", "labelled", of_steps("fpr")),
-        ("FNR", "labelled", of_steps("fnr")),
-        ("FPR at TPR 90", "labelled", of_steps("fpr_at_tpr_90")),
+        ("AUROC", "labeled", of_steps("auroc")),
+        ("FPR", "labeled", of_steps("fpr")),
+        ("FNR", "labeled", of_steps("fnr")),
+        ("FPR at TPR 90", "labeled", of_steps("fpr_at_tpr_90")),
         ("AUROC, annotated pairs", "pairs", of_group("annotated", "auroc")),
         ("AUROC, lookahead pairs", "pairs", of_group("lookahead", "auroc")),
     ],
@@ -163,7 +163,7 @@ def add_distributions(report: Report, out: Path, names: Sequence[str]) -> None:
     curves = {}
     for name in names:
         metrics = json.loads((out / "eval" / "held-out" / name / "metrics.json").read_text())
-        curves[name] = metrics["benchmarks"]["labelled"]["curve"]
+        curves[name] = metrics["benchmarks"]["labeled"]["curve"]
     with report.figure(
         "held-out-fpr-fnr",
         caption="Held-out steps: every threshold trades false positives for false negatives; the markers are at 0.5.",

@@ -141,7 +141,7 @@ def measure(work: Work, what: str, name: str, prm: Path) -> None:
     """One PRM on held-out problems or on a benchmark."""
     if what == "held-out":
         data = work.out / f"{MAIN[0]}-{LEARNING_RATES[0]:g}" / "data"  # every arm's folder has the same
-        words = ["--bench", "labelled,pairs", "--data", data, "--split", "test"]
+        words = ["--bench", "labeled,pairs", "--data", data, "--split", "test"]
     else:
         words = ["--bench", what, "--data", work.data, "--limit", LIMITS[what]]
     out = work.out / "eval" / what / name

@@ -24,7 +24,7 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     *(("eval", "--threshold", value, ("0.5",)) for value in ("x", "nan", "2", "tpr=x", "fpr=0.5")),
     *(("eval", "--threshold", value, ()) for value in ("tpr=0", "tpr=nan")),
     *(("eval", "--bench", value, ("processbench",)) for value in ("nonsense", "processbench,nonsense")),
-    ("eval", "--split", "labelled", ("--split",)),
+    ("eval", "--split", "labeled", ("--split",)),
     ("eval", "--data", "nowhere.jsonl", ()),
     ("eval", "--trained-on", "nowhere.jsonl", ()),
     ("eval", "--name", "two\nlines", ()),

@@ -106,7 +106,7 @@ def test_runs_that_do_not_record_their_texts_cannot_be_compared(tmp_path: Path) 
     base, old = (make_run(tmp_path, name, 0, bench="processbench") for name in ("base", "old"))
     table = old / "processbench.steps.parquet"
     pq.write_table(pq.read_table(table).drop_columns("content_hash"), table)
-    with pytest.raises(DataError, match=r"old: .* records no texts.*run `prism eval` again"):
+    with pytest.raises(DataError, match=r"old: .* without hashes of the texts.*rerun `prism eval`"):
         load_steps(load_runs([str(base), str(old)]), "processbench")
 
 
@@ -173,16 +173,16 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
         load_runs([str(base)])
     with pytest.raises(ConfigError, match="same name"):
         load_runs([str(base), str(base)])
-    with pytest.raises(DataError, match="no such file; give folders written by `prism eval --out`"):
+    with pytest.raises(DataError, match="no such file; name folders written by `prism eval`"):
         load_runs([str(base), str(tmp_path)])
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "metrics.json").write_text('{"accuracy": 1}')
-    with pytest.raises(DataError, match="not the metrics of a `prism eval`"):
+    with pytest.raises(DataError, match="not the metrics of `prism eval`"):
         load_runs([str(base), str(tmp_path / "odd")])
     for name, bench in (("\\ud800", "b"), ("n", "\\udfff")):
         metrics = f'{{"run": {{"name": "{name}"}}, "benchmarks": {{"{bench}": {{"threshold": {{"value": 0.5}}}}}}}}'
         (tmp_path / "odd" / "metrics.json").write_text(metrics)
-        with pytest.raises(DataError, match=r"not the metrics of a `prism eval` .*surrogates not allowed"):
+        with pytest.raises(DataError, match=r"not the metrics of `prism eval` .*surrogates not allowed"):
             load_run(str(tmp_path / "odd"))
 
 

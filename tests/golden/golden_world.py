@@ -137,7 +137,7 @@ def likely(rng: random.Random, count: int) -> list[float]:
 def write_world(folder: Path) -> None:
     write_lines(folder / "processbench" / "all.jsonl", processbench(random.Random(1), 12))
     write_lines(folder / "prmbench" / "all.jsonl", prmbench(random.Random(2), 5))
-    write_lines(folder / "labelled" / "prm800k.jsonl", prm800k(random.Random(3), 24))
+    write_lines(folder / "labeled" / "prm800k.jsonl", prm800k(random.Random(3), 24))
     write_lines(folder / "pool.jsonl", pool(random.Random(4), 14, 6))
 
 

@@ -103,7 +103,7 @@ def test_a_stopped_run_goes_on_where_it_was(command: list[str], monkeypatch: pyt
     monkeypatch.setattr(LabelEngine, "_answer", dying)
     stopped = CliRunner().invoke(app, again)
     assert stopped.exit_code != 0
-    assert "with 6 of 10 problems labelled" in stopped.output
+    assert "with 6 of 10 problems labeled" in stopped.output
     folder = Path(again[again.index("--out") + 1])
     assert not (folder / "trees.parquet").exists()
     done = len(asked)

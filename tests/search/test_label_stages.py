@@ -1,4 +1,4 @@
-"""`label_task` with a policy whose chances are known: what is labelled again, by whom, and what that costs."""
+"""`label_task` with a policy whose chances are known: what is labeled again, by whom, and what that costs."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def test_corrected_answers_are_labelled_again(tmp_path: Path) -> None:
     policy, said, _ = label(task, tmp_path / "out")
     assert policy.problems == {"p1", "p2"}
     assert said == [
-        "2 problems, labels, have other answers, tests or steps now: labelled again",
-        "Reusing 2 of 4 labelled problems, labels",
+        "2 problems, labels, have other answers, tests or steps now: labeled again",
+        "Reusing 2 of 4 labeled problems, labels",
     ]
     label(task, tmp_path / "new")
     assert list(iter_trees(tmp_path / "out")) == list(iter_trees(tmp_path / "new"))
     policy, said, _ = label(task, tmp_path / "out")
-    assert (policy.keys, said) == ([], ["Reusing 4 of 4 labelled problems, labels"])
+    assert (policy.keys, said) == ([], ["Reusing 4 of 4 labeled problems, labels"])
 
 
 def test_a_second_policy_draws_numbers_of_its_own(tmp_path: Path, second: list[Noted]) -> None:
@@ -151,8 +151,8 @@ def test_more_problems_add_to_second_opinions_and_checks(tmp_path: Path, second:
     assert f"| rollouts of the second policy | {cost['rollouts']} |" in rows
     assert "| rollouts for the check | 20 |" in rows
     assert said == [
-        "Reusing 4 of 6 labelled problems, labels", "Reusing 3 of 5 labelled trees, check",
-        "Reusing 4 of 6 labelled trees, second",
+        "Reusing 4 of 6 labeled problems, labels", "Reusing 3 of 5 labeled trees, check",
+        "Reusing 4 of 6 labeled trees, second",
     ]  # fmt: skip
 
 

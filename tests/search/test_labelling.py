@@ -1,4 +1,4 @@
-"""Trees labelled by rollouts of a policy whose every value is known."""
+"""Trees labeled by rollouts of a policy whose every value is known."""
 
 from __future__ import annotations
 

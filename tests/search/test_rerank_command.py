@@ -119,7 +119,7 @@ def test_a_table_of_two_prms_is_refused(pool: Path, tmp_path: Path, prm_folders:
         run(pool, "--out", tmp_path / "out", "--prm", f"{name}={folder}", "--judges", 1)
     tables = [pq.read_table(tmp_path / "out" / "scores" / f"{name}.parquet") for name in ("a", "b")]
     pq.write_table(pa.concat_tables(tables), tmp_path / "both.parquet")
-    with pytest.raises(DataError, match=r"both\.parquet: scores of 2 models in one table; give a table of one"):
+    with pytest.raises(DataError, match=r"both\.parquet: has scores of 2 models; name a table of one model"):
         rerank_pool(pool, tmp_path / "again", scores={"both": tmp_path / "both.parquet"})
     assert not (tmp_path / "again").exists(), "refused before anything is judged"
 

@@ -49,12 +49,12 @@ EXAMPLES = """
 
 - Another threshold for existing scores:
 
-  `prism eval --bench labelled --data my_labels.jsonl --scores eval/my-prm/labelled.scores.parquet
+  `prism eval --bench labeled --data my_labels.jsonl --scores eval/my-prm/labeled.scores.parquet
   --threshold tpr=0.95 --out eval/at-95`
 
 - Held-out problems; `pairs` measures annotated errors and early steps separately:
 
-  `prism eval --prm runs/my-prm --bench labelled,pairs --data runs/my-prm/data --split validation
+  `prism eval --prm runs/my-prm --bench labeled,pairs --data runs/my-prm/data --split validation
   --out eval/held-out`
 
 - A chat model behind a server as the critic (vLLM, llama.cpp, an OpenAI-compatible API):
@@ -90,7 +90,7 @@ def evaluate(
     bench: Annotated[
         str,
         typer.Option(
-            help="The benchmarks, separated by commas: prmbench, processbench, labelled, pairs, or one that an "
+            help="The benchmarks, separated by commas: prmbench, processbench, labeled, pairs, or one that an "
             "installed package adds."
         ),
     ],

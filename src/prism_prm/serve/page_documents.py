@@ -26,7 +26,7 @@ from prism_prm.errors import DataError, PrismError
 from prism_prm.evaluate.benchmarks import REDUNDANCY_THRESHOLD, Item, find_benchmark, read_benchmark
 from prism_prm.evaluate.measure import Steps, read_steps
 from prism_prm.evaluate.report import steps_file
-from prism_prm.evaluate.score_files import judgement
+from prism_prm.evaluate.score_files import judgment
 from prism_prm.file_types import read_json, reading_parquet
 from prism_prm.files import JsonLines
 from prism_prm.paths import nearest, own_name, split_name
@@ -273,7 +273,7 @@ def _items(bench: str, said: Any, results: ShownResults, steps: Steps) -> dict[s
             is_same = tree.content_hash() == steps.item_content[number]
         elif tree is not None:
             own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
-            labels = [judgement(node.label) for node in tree.nodes]
+            labels = [judgment(node.label) for node in tree.nodes]
             is_same = list(tree.parents) == steps.parent[own].tolist() and labels == steps.label[own].tolist()
         if tree is None or not is_same:
             raise DataError(

@@ -49,7 +49,7 @@ def view_results(
 
     Example:
         >>> settings = EvalSettings(num_draws=100)
-        >>> found = evaluate_prm("my-prm", "labelled", "eval", data="labelled.jsonl", settings=settings)
+        >>> found = evaluate_prm("my-prm", "labeled", "eval", data="labeled.jsonl", settings=settings)
         >>> documents = view_results("eval", "page.html")
         >>> [one.kind for one in documents.values()]
         ['errors']

@@ -110,7 +110,7 @@ def measure_margins(
         prm_options: how to load PRMs given as folders or hub ids, the settings of critics, and a Ray cluster.
 
     Example:
-        >>> summary = build_pairs("labelled.jsonl", "pairs")
+        >>> summary = build_pairs("labeled.jsonl", "pairs")
         >>> found = measure_margins("my-prm", "pairs", "margins.parquet")
         >>> len(found.margin_N) == summary["pairs"]["total"]
         True
