@@ -182,8 +182,8 @@ def test_labels_are_checked_against_exact_ones(command: list[str], world_policy:
     assert every["fnr"]["value"] < 0.2
     assert noise["groups"]["alternatives"]["wrong"] == every["wrong"], "their solutions are right"
     assert (noise["solved"], noise["solved_wrongly"]) == (8, 0)
-    assert noise["counts"] == {"trees over --check-limit": 2}
-    assert "How wrong the labels are" in (out / "report.md").read_text()
+    assert noise["counts"] == {"trees over check_limit": 2}
+    assert "Error rates of the labels" in (out / "report.md").read_text()
 
 
 def test_exact_labels_need_answers(command: list[str], tmp_path: Path) -> None:

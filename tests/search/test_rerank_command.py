@@ -310,7 +310,7 @@ def test_answers_from_a_task(pool: Path, tmp_path: Path) -> None:
         (["--aggregators", "max"], ConfigError, "Unknown aggregator 'max'"),
         (["-n", "1,x"], ConfigError, "-n x: expected whole numbers"),
         (["-n", "6"], ConfigError, "no problem of this pool has more than 5 solutions"),
-        (["--aggregators", ","], ConfigError, "no aggregator is named. Known: last, min"),
+        (["--aggregators", ","], ConfigError, "aggregators is empty. Known: last, min"),
         (["--extract", "box"], ConfigError, "Unknown ways to extract an answer"),
         (["--prm", "a=x", "--prm", "a=y"], ConfigError, "Two PRMs are called 'a'"),
         (["--prm", "a=x"], ModelError, "x: there is no such model folder"),

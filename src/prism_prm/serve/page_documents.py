@@ -32,7 +32,7 @@ from prism_prm.files import JsonLines
 from prism_prm.paths import nearest, own_name, split_name
 from prism_prm.report import plain_json
 from prism_prm.rl.alarm import GREEDY, POINTS, PROXY, SAMPLES, VOTE, first_alarm, gold_of, read_points, read_samples
-from prism_prm.search.rounds import FOLDER, Seen, made_with, outline, read_rounds
+from prism_prm.search.rounds import FOLDER, RecordedSearch, made_with, outline, read_rounds
 from prism_prm.tree import unique_names
 
 T = TypeVar("T")
@@ -471,7 +471,7 @@ def _tree(rounds: Path, pool: Path, table: Path, how: dict[str, Any], number: in
     }  # fmt: skip
 
 
-def _path_scores(seen: Seen, scores: Sequence[float | None], how: dict[str, Any]) -> list[float | None]:
+def _path_scores(seen: RecordedSearch, scores: Sequence[float | None], how: dict[str, Any]) -> list[float | None]:
     """The score of the path up to each step."""
     paths: list[list[float] | None] = [[]]
     values: list[float | None] = []
