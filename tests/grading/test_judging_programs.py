@@ -235,7 +235,8 @@ def test_programs_that_import_packages_are_counted() -> None:
     pool = Pool((PoolProblem(DOUBLE, tuple(Solution(("s",), fenced(one or "")) for one in programs)),))
     grades = tuple(Grade(one, "fences", None, -1, "error") for one in programs)
     assert harness_notes([GradedPool(pool, (grades,))]) == [
-        "Programs that import packages which the sandbox does not have, and so fail: numpy 2, sympy 1, sortedcontainers 1."
+        "Programs that import packages which the sandbox does not have, and so fail: numpy 2, sympy 1, "
+        "sortedcontainers 1."
     ]
 
 

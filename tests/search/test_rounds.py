@@ -13,7 +13,7 @@ import pytest
 from prism_prm.errors import DataError
 from prism_prm.search.engine import SearchEngine
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.rounds import Rounds, SearchRound, RecordedSearch, made_with, read_rounds, record_round
+from prism_prm.search.rounds import RecordedSearch, Rounds, SearchRound, made_with, read_rounds, record_round
 from prism_prm.search.tree import SearchResult
 from worlds import FakePolicy, FakePrm
 

@@ -75,8 +75,8 @@ def label_task(
     options = (prm_options or PrmOptions()).skipping()
     ray = ray or options.ray
     second = recipe.second
-    for settings in filter(None, (None if policy else recipe.policy, second)):
-        check_policy(settings)
+    for policy_settings in filter(None, (None if policy else recipe.policy, second)):
+        check_policy(policy_settings)
     if recipe.consensus:
         check_scorer(recipe.consensus, options)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
