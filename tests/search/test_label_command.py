@@ -92,7 +92,7 @@ def test_a_stopped_run_goes_on_where_it_was(command: list[str], monkeypatch: pyt
     expected = (whole / "trees.parquet").read_bytes()
     again = [word.replace("/out", "/stopped") for word in command] + ["--at-once", "3"]
     asked: list[int] = []
-    answer = LabelEngine._answer
+    answer = LabelEngine._continue
 
     def dying(self: LabelEngine, active: Any) -> Any:
         asked.append(len(active))
@@ -100,7 +100,7 @@ def test_a_stopped_run_goes_on_where_it_was(command: list[str], monkeypatch: pyt
             raise KeyboardInterrupt
         return answer(self, active)
 
-    monkeypatch.setattr(LabelEngine, "_answer", dying)
+    monkeypatch.setattr(LabelEngine, "_continue", dying)
     stopped = CliRunner().invoke(app, again)
     assert stopped.exit_code != 0
     assert "with 6 of 10 problems labeled" in stopped.output
