@@ -13,7 +13,7 @@ from eval_helpers import prmbench_row, processbench_row, write_jsonl
 from test_eval_evaluate import FAST, noisy, run, score_with
 
 from prism_prm.console import Console, shown_on
-from prism_prm.errors import ConfigError, DataError
+from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.evaluate.benchmarks import read_benchmark
 from prism_prm.evaluate.benchmarks.prmbench import CLASSES
 from prism_prm.evaluate.compare import (
@@ -30,6 +30,7 @@ from prism_prm.evaluate.report import RunInfo, write_run
 from prism_prm.lab.theory.dominance import VERDICTS, add_dominance
 from prism_prm.lab.theory.report_theory import report_theory
 from prism_prm.report import Report
+from prism_prm.serve.page_html import view_results
 
 
 def make_run(
@@ -156,6 +157,21 @@ def test_a_killed_evaluation_never_leaves_the_numbers_of_two_prms(
         assert len(pages) < 2, f"after {last} files there are pages of both"
         with pytest.raises(DataError, match="rerun `prism eval` if it was stopped"):
             load_run(str(out))
+
+
+def test_runs_with_the_old_name_of_a_benchmark_are_refused(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, name, 0, bench="processbench") for name in ("base", "old")]
+    for run in runs:
+        (run / "processbench.steps.parquet").rename(run / "labelled.steps.parquet")
+        metrics = run / "metrics.json"
+        metrics.write_text(metrics.read_text().replace('"processbench": {', '"labelled": {'))
+    message = r"^The benchmark 'labelled' is now spelled 'labeled'.* rerun `prism eval`"
+    with pytest.raises(ConfigError, match=message):
+        compare_runs(runs, tmp_path / "cmp", num_draws=100)
+    with pytest.raises(ConfigError, match=message):
+        report_theory(tmp_path / "theory", simulate=False, runs=runs)
+    with pytest.raises(PrismError, match=message):
+        view_results(runs[0], tmp_path / "page.html")
 
 
 def test_benchmarks_that_only_some_runs_have_are_left_out(tmp_path: Path) -> None:
