@@ -169,7 +169,7 @@ def test_items_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> Non
         assert found.notes["items left out because the critic gave no verdict"] == 1
         assert found.subsets["all"].num_items == 3
     with critic(tmp_path / "b", lambda _: chat("?"), votes=1, redraws=0, on_missing="skip") as (prm, _):  # noqa: SIM117
-        with pytest.raises(DataError, match="the critic gave no verdict on a single item"):
+        with pytest.raises(DataError, match="the critic gave no verdict on any item"):
             evaluate_prm(prm, "labeled", tmp_path / "eval2", data=data, settings=FAST)
 
 

@@ -161,9 +161,9 @@ def test_a_killed_evaluation_never_leaves_the_numbers_of_two_prms(
 
 def test_runs_with_the_old_name_of_a_benchmark_are_refused(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, name, 0, bench="processbench") for name in ("base", "old")]
-    for run in runs:
-        (run / "processbench.steps.parquet").rename(run / "labelled.steps.parquet")
-        metrics = run / "metrics.json"
+    for folder in runs:
+        (folder / "processbench.steps.parquet").rename(folder / "labelled.steps.parquet")
+        metrics = folder / "metrics.json"
         metrics.write_text(metrics.read_text().replace('"processbench": {', '"labelled": {'))
     message = r"^The benchmark 'labelled' is now spelled 'labeled'.* rerun `prism eval`"
     with pytest.raises(ConfigError, match=message):
