@@ -61,7 +61,7 @@ def searched(runs: Path) -> list[float]:
     return [*with_interval(points["base", 16]), *with_interval(points["mine", 16])]
 
 
-def labelled(runs: Path) -> list[float]:
+def labeled(runs: Path) -> list[float]:
     found = metrics(runs / "answers" / "labels")
     counts = [found[name] for name in ("num_solved", "num_problems", "num_labelled", "rollouts", "policy_tokens")]
     return [*counts, 100 * found["num_right"] / found["num_labelled"], found["pairs"]["0"], found["pairs"]["0.5"]]
@@ -101,7 +101,7 @@ CHECKED: dict[tuple[str, str], Callable[[Path], list[float]]] = {
         LABELS,
         "The policy solves {} of {} problems. {} steps get labels from {} rollouts ({} tokens): {} % right, and {} "
         "matched pairs, {} of them with a gap of at least 0.5.",
-    ): labelled,
+    ): labeled,
     (
         LABELS,
         "the labels call {} % [{}, {}] of the wrong steps right and {} % [{}, {}] of the right ones wrong.",

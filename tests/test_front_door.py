@@ -238,8 +238,8 @@ def work(out: Path) -> Report:
     best = train_prm(recipe, out / "run")["best"]
     settings = EvalSettings(target_tpr=0.9)
     for name in ("base", "best"):
-        found = evaluate_prm(best, ["labelled"], out / name, data="labelled.jsonl", settings=settings)
-        assert_type(found["labelled"].subsets["all"].num_steps, int)
+        found = evaluate_prm(best, ["labeled"], out / name, data="labelled.jsonl", settings=settings)
+        assert_type(found["labeled"].subsets["all"].num_steps, int)
     assert_type(score_files(best, "solutions.jsonl", out / "scores.parquet").steps, int)
     results = rerank_pool("pool.jsonl", out / "rerank", prms={"mine": load_prm(best)}, settings=RerankSettings(seed=1))
     assert_type(results.ns, tuple[int, ...])

@@ -89,7 +89,7 @@ def test_the_family_of_the_docs_trains_and_is_measured(here: Path, monkeypatch: 
         (here / "run" / json.loads((here / "run/run.json").read_text())["best"] / "prism.json").read_text()
     )
     assert card["family"] == "my_file.py:Mine"
-    measured = json.loads((here / "measured" / "metrics.json").read_text())["benchmarks"]["labelled"]["subsets"]["all"]
+    measured = json.loads((here / "measured" / "metrics.json").read_text())["benchmarks"]["labeled"]["subsets"]["all"]
     assert measured["items"] == 30
     table = pq.read_table(here / "scores.parquet").to_pylist()
     prm = load_prm("run", family="my_file.py:Mine")

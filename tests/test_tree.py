@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prism_prm.data.pools import Pool, PoolProblem, Solution
 from prism_prm.data.tasks import TaskProblem
-from prism_prm.evaluate.benchmarks import read_labelled
+from prism_prm.evaluate.benchmarks import read_labeled
 from prism_prm.tree import unique_names
 
 
@@ -45,8 +45,8 @@ def test_many_equal_names_take_linear_time() -> None:
 def test_what_is_named_so(tmp_path: Path) -> None:
     rows = [{"problem": "q", "steps": ["a"], "label": 0, "id": name} for name in ("X", "X", "X#1", "")]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    labelled = read_labelled([tmp_path / "own.jsonl"])
-    assert [item.tree.name for item in labelled.items] == ["X", "X#1", "X#1#1", "tree-3"]
+    labeled = read_labeled([tmp_path / "own.jsonl"])
+    assert [item.tree.name for item in labeled.items] == ["X", "X#1", "X#1#1", "tree-3"]
     assert unique_names(["X", "X", "X#1"]) == ["X", "X#1", "X#1#1"]
     names = ["", "p", "p", "0"]
     pool = Pool(tuple(PoolProblem(TaskProblem("q", "1", name), (Solution(("a",), "a"),) * 2) for name in names))

@@ -84,12 +84,12 @@ def test_one_prm800k_line(tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
     settings = EvalSettings(num_draws=100)
 
     def walk() -> None:
-        items = read_benchmark("labelled", [tmp_path / "line.jsonl"])
+        items = read_benchmark("labeled", [tmp_path / "line.jsonl"])
         steps, _ = steps_from_table(items, score_benchmark(prm, items, tmp_path))
         write_run(tmp_path, RunInfo("tiny", "tiny"), [evaluate_steps(items, steps, settings)], settings)
 
     check("One PRM800K line, from its file to the report", walk, at_most=15)
-    assert json.loads((tmp_path / "metrics.json").read_text())["benchmarks"]["labelled"]["subsets"]["all"]["steps"] == 4
+    assert json.loads((tmp_path / "metrics.json").read_text())["benchmarks"]["labeled"]["subsets"]["all"]["steps"] == 4
 
 
 def test_one_problem_of_a_search(tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:

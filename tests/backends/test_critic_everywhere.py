@@ -113,8 +113,8 @@ def test_a_benchmark_that_needs_every_step_refuses_a_critic_that_stops(
 ) -> None:
     url, asked = server
     how = {"data": processbench(tmp_path), "settings": FAST, "prm_options": settings(tmp_path, format="processbench")}
-    with pytest.raises(ConfigError, match=r"labelled needs a verdict on every step.*choose another --critic"):
-        evaluate_prm(f"critic:openai:{url}", "labelled", tmp_path / "eval", **how)
+    with pytest.raises(ConfigError, match=r"labeled needs a verdict on every step.*-C format="):
+        evaluate_prm(f"critic:openai:{url}", "labeled", tmp_path / "eval", **how)
     assert not [body for body in asked if not is_probe(body)]
 
 
@@ -165,12 +165,12 @@ def test_items_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> Non
 
     with critic(tmp_path, answer, votes=1, redraws=0, on_missing="skip") as (prm, _):
         data = processbench(tmp_path)
-        found = evaluate_prm(prm, "labelled", tmp_path / "eval", data=data, settings=FAST)["labelled"]
+        found = evaluate_prm(prm, "labeled", tmp_path / "eval", data=data, settings=FAST)["labeled"]
         assert found.notes["items left out because the critic gave no verdict"] == 1
         assert found.subsets["all"].num_items == 3
     with critic(tmp_path / "b", lambda _: chat("?"), votes=1, redraws=0, on_missing="skip") as (prm, _):  # noqa: SIM117
-        with pytest.raises(DataError, match="the critic gave no verdict on a single item"):
-            evaluate_prm(prm, "labelled", tmp_path / "eval2", data=data, settings=FAST)
+        with pytest.raises(DataError, match="the critic gave no verdict on any item"):
+            evaluate_prm(prm, "labeled", tmp_path / "eval2", data=data, settings=FAST)
 
 
 def test_a_rerun_knows_what_was_missing(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_rerun_knows_what_was_missing(tmp_path: Path) -> None:
     with serve(answer, models=OTHER) as (url, _):
         for _ in range(2):
             place = f"critic:openai:{url}"
-            evaluate_prm(place, "labelled", tmp_path / "eval", data=data, settings=FAST, prm_options=how)
+            evaluate_prm(place, "labeled", tmp_path / "eval", data=data, settings=FAST, prm_options=how)
             results = rerank_pool(pool, tmp_path / "rerank", prms={"c": place}, settings=fast, prm_options=how)
             critic_run = json.loads((tmp_path / "eval" / "metrics.json").read_text())["run"]["critic"]
             assert (critic_run["missing"], critic_run["verdicts"]) == ({"no-verdict": 2}, {"votes": 8})
@@ -239,7 +239,7 @@ def test_score_writes_a_table_and_says_what_it_cost(tmp_path: Path, server: tupl
     result = CliRunner().invoke(app, [*command, str(tmp_path / "s.parquet"), *options], catch_exceptions=False)
     assert result.exit_code == 0
     assert "2 steps of 1 trees" in result.stdout
-    assert "1 steps were not judged by the critic and were left out" in result.stderr
+    assert "1 steps were not judged by the critic and were skipped" in result.stderr
     said_aloud = " ".join(result.stderr.split())
     assert "1 requests and 0 stored replies; new tokens: 10 read, 5 written" in said_aloud
     assert "cost 0.001" in said_aloud

@@ -24,7 +24,7 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     *(("eval", "--threshold", value, ("prm",)) for value in ("x", "nan", "2", "tpr=0.9")),
     *(("eval", "--target-tpr", value, ()) for value in ("0", "nan")),
     *(("eval", "--bench", value, ("processbench",)) for value in ("nonsense", "processbench,nonsense")),
-    ("eval", "--split", "labelled", ("--split",)),
+    ("eval", "--split", "labeled", ("--split",)),
     ("eval", "--data", "nowhere.jsonl", ()),
     ("eval", "--trained-on", "nowhere.jsonl", ()),
     ("eval", "--set", "name=two\nlines", ()),

@@ -119,7 +119,7 @@ COMMANDS: dict[str, list[str]] = {
     "eval scores": [
         "eval", "--scores", "scores.parquet", "--bench", "processbench", "--data", "processbench.jsonl", "--out", "out",
     ],
-    "eval labelled": ["eval", "--prm", "prm", "--bench", "labelled", "--data", "prm800k.jsonl", "--out", "out"],
+    "eval labeled": ["eval", "--prm", "prm", "--bench", "labeled", "--data", "prm800k.jsonl", "--out", "out"],
     "eval prmbench": ["eval", "--prm", "prm", "--bench", "prmbench", "--data", "prmbench.jsonl", "--out", "out"],
     "eval pairs": ["eval", "--prm", "prm", "--bench", "pairs", "--data", "pairs", "--out", "out"],
     "compare": ["compare", "a=eval", "b=eval2", "--out", "out"],

@@ -100,15 +100,15 @@ def results(tmp_path_factory: pytest.TempPathFactory, readers: dict[str, Path]) 
         for i in range(30)
     ]
     lines.append({"prompt": HOSTILE[0], "completions": HOSTILE, "labels": [True] * 3 + [False] * 4})
-    _write(folder / "data" / "labelled" / "data.jsonl", lines)
+    _write(folder / "data" / "labeled" / "data.jsonl", lines)
     first = {"id": "gsm8k-0", "problem": "problem 7", "steps": ["1+1=2", "2+7=8"], "label": 1}
     _write(folder / "data" / "processbench" / "gsm8k.jsonl", [first | {"final_answer_correct": False}])
     settings = EvalSettings(threshold=0.5, num_draws=100)
-    benches = ["labelled", "processbench"]
+    benches = ["labeled", "processbench"]
     evaluate_prm(Known(), benches, folder / "eval", data=folder / "data", name="mine", settings=settings)
     for name, place in readers.items():
         score_files(
-            place, folder / "data" / "labelled", folder / f"{name}.parquet", prm_options=PrmOptions(on_too_long="skip")
+            place, folder / "data" / "labeled", folder / f"{name}.parquet", prm_options=PrmOptions(on_too_long="skip")
         )
     return folder
 

@@ -33,7 +33,7 @@ def folder(tmp_path: Path, tiny_lm: Callable[..., Path]) -> Path:
 
 COMMANDS = {
     "pairs": "pairs own.jsonl --out out",
-    "eval": "eval --bench labelled --data own.jsonl --prm prm --out out",
+    "eval": "eval --bench labeled --data own.jsonl --prm prm --out out",
     "theory": "theory --no-simulate --out out",
     "rerank": "rerank pool.jsonl --out out --set judges=1",
     "search": "search --policy hf:prm --task task.jsonl --method greedy --out out",

@@ -92,7 +92,7 @@ CASES = {
         "resume with 80 scores done.", "Reused 80 of 140 scores",
     ),
     "eval": (
-        "eval --bench labelled --data trl.jsonl --prm prm --set num_draws=100 --out eval", WRITE, 1,
+        "eval --bench labeled --data trl.jsonl --prm prm --set num_draws=100 --out eval", WRITE, 1,
         "resume with 128 scores done.", "Reused 128 of 140 scores",
     ),
     "rerank": (

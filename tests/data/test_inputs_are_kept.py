@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     trees = [StepTree.chain(f"p{i}", [Step("a", 1.0), Step("bb", 0.0)], tree_id=i) for i in range(4)]
     write_trees("in.parquet", trees)
     build_pairs("in.parquet", "pairs")
-    evaluate_prm(GatedScorer(), "labelled", "eval", data="in.parquet", settings=EvalSettings(num_draws=100))
+    evaluate_prm(GatedScorer(), "labeled", "eval", data="in.parquet", settings=EvalSettings(num_draws=100))
     Path("pools").mkdir()
     Path("pools/n2.jsonl").write_text(json.dumps({"problem": "p", "answer": "1", "solutions": ["1", "2"]}) + "\n")
     Path("selected.jsonl").write_text(Path("pools/n2.jsonl").read_text())

@@ -95,17 +95,17 @@ def test_the_threshold_is_the_cards_unless_the_benchmark_has_a_rule(tmp_path: Pa
     shutil.copytree(prm, tmp_path / "prm")
     set_threshold(tmp_path / "prm", 0.375)
     rows = [{"prompt": f"{i}?", "completions": ["a", "b"], "labels": [True, i % 2 == 0]} for i in range(4)]
-    labelled = write_jsonl(tmp_path / "labelled.jsonl", rows)
-    common = ["eval", "--data", labelled, *DRAWS, "--bench", "labelled"]
+    labeled = write_jsonl(tmp_path / "labelled.jsonl", rows)
+    common = ["eval", "--data", labeled, *DRAWS, "--bench", "labeled"]
 
-    def threshold(*more: object, bench: str = "labelled") -> tuple[float, str]:
+    def threshold(*more: object, bench: str = "labeled") -> tuple[float, str]:
         output(prism(*common, *more, "--out", tmp_path / "out"))
         found = metrics(tmp_path / "out")["benchmarks"][bench]["threshold"]
         return found["value"], found["origin"]
 
     assert threshold("--prm", tmp_path / "prm") == (0.375, "from the PRM's card")
     assert "above 0.375 (from the PRM's card)" in (tmp_path / "out" / "report.md").read_text()
-    table = (tmp_path / "out" / "labelled.scores.parquet").rename(tmp_path / "table.parquet")
+    table = (tmp_path / "out" / "labeled.scores.parquet").rename(tmp_path / "table.parquet")
     assert threshold("--scores", table) == (0.375, "from the PRM's card")
     assert threshold("--scores", table, "--threshold", 0.25) == (0.25, "as given")
     predictions = write_jsonl(tmp_path / "p.jsonl", [{"id": f"tree-{i}", "scores": [0.9, 0.4]} for i in range(4)])

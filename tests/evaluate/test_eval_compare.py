@@ -13,7 +13,7 @@ from eval_helpers import prmbench_row, processbench_row, write_jsonl
 from test_eval_evaluate import FAST, noisy, run, score_with
 
 from prism_prm.console import Console, shown_on
-from prism_prm.errors import ConfigError, DataError
+from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.evaluate.benchmarks import read_benchmark
 from prism_prm.evaluate.benchmarks.prmbench import CLASSES
 from prism_prm.evaluate.compare import (
@@ -30,6 +30,7 @@ from prism_prm.evaluate.report import RunInfo, write_run
 from prism_prm.lab.theory.dominance import VERDICTS, add_dominance
 from prism_prm.lab.theory.report_theory import report_theory
 from prism_prm.report import Report
+from prism_prm.serve.page_html import view_results
 
 
 def make_run(
@@ -106,7 +107,7 @@ def test_runs_that_do_not_record_their_texts_cannot_be_compared(tmp_path: Path) 
     base, old = (make_run(tmp_path, name, 0, bench="processbench") for name in ("base", "old"))
     table = old / "processbench.steps.parquet"
     pq.write_table(pq.read_table(table).drop_columns("content_hash"), table)
-    with pytest.raises(DataError, match=r"old: .* records no texts.*run `prism eval` again"):
+    with pytest.raises(DataError, match=r"old: .* without hashes of the texts.*rerun `prism eval`"):
         load_steps(load_runs([str(base), str(old)]), "processbench")
 
 
@@ -158,6 +159,21 @@ def test_a_killed_evaluation_never_leaves_the_numbers_of_two_prms(
             load_run(str(out))
 
 
+def test_runs_with_the_old_name_of_a_benchmark_are_refused(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, name, 0, bench="processbench") for name in ("base", "old")]
+    for folder in runs:
+        (folder / "processbench.steps.parquet").rename(folder / "labelled.steps.parquet")
+        metrics = folder / "metrics.json"
+        metrics.write_text(metrics.read_text().replace('"processbench": {', '"labelled": {'))
+    message = r"^The benchmark 'labelled' is now spelled 'labeled'.* rerun `prism eval`"
+    with pytest.raises(ConfigError, match=message):
+        compare_runs(runs, tmp_path / "cmp", num_draws=100)
+    with pytest.raises(ConfigError, match=message):
+        report_theory(tmp_path / "theory", simulate=False, runs=runs)
+    with pytest.raises(PrismError, match=message):
+        view_results(runs[0], tmp_path / "page.html")
+
+
 def test_benchmarks_that_only_some_runs_have_are_left_out(tmp_path: Path) -> None:
     base = make_run(tmp_path, "base", 0)
     one = make_run(tmp_path, "one", 0, bench="processbench")
@@ -173,16 +189,16 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
         load_runs([str(base)])
     with pytest.raises(ConfigError, match="same name"):
         load_runs([str(base), str(base)])
-    with pytest.raises(DataError, match="no such file; give folders written by `prism eval --out`"):
+    with pytest.raises(DataError, match="no such file; name folders written by `prism eval`"):
         load_runs([str(base), str(tmp_path)])
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "metrics.json").write_text('{"accuracy": 1}')
-    with pytest.raises(DataError, match="not the metrics of a `prism eval`"):
+    with pytest.raises(DataError, match="not the metrics of `prism eval`"):
         load_runs([str(base), str(tmp_path / "odd")])
     for name, bench in (("\\ud800", "b"), ("n", "\\udfff")):
         metrics = f'{{"run": {{"name": "{name}"}}, "benchmarks": {{"{bench}": {{"threshold": {{"value": 0.5}}}}}}}}'
         (tmp_path / "odd" / "metrics.json").write_text(metrics)
-        with pytest.raises(DataError, match=r"not the metrics of a `prism eval` .*surrogates not allowed"):
+        with pytest.raises(DataError, match=r"not the metrics of `prism eval` .*surrogates not allowed"):
             load_run(str(tmp_path / "odd"))
 
 

@@ -12,7 +12,7 @@ from eval_helpers import prmbench_row, processbench_row, write_jsonl
 
 from prism_prm.data.same_problem import Exclusions
 from prism_prm.data.tables import write_pairs, write_trees
-from prism_prm.evaluate.benchmarks import ItemSet, read_labelled, read_pair_folders
+from prism_prm.evaluate.benchmarks import ItemSet, read_labeled, read_pair_folders
 from prism_prm.evaluate.benchmarks.prmbench import read_prmbench
 from prism_prm.evaluate.benchmarks.processbench import read_processbench
 from prism_prm.tree import Step, StepPair, StepTree
@@ -35,9 +35,9 @@ def _prmbench(folder: Path) -> ItemSet:
     return read_prmbench([write_jsonl(folder / "circular.jsonl", rows)])
 
 
-def _labelled(folder: Path) -> ItemSet:
+def _labeled(folder: Path) -> ItemSet:
     rows = [processbench_row(f"own-{i}", 2, 1, problem) for i, problem in enumerate((LONG, SHORT))]
-    return read_labelled([write_jsonl(folder / "own.jsonl", rows)])
+    return read_labeled([write_jsonl(folder / "own.jsonl", rows)])
 
 
 def _pairs(folder: Path) -> ItemSet:
@@ -50,7 +50,7 @@ def _pairs(folder: Path) -> ItemSet:
     return read_pair_folders([folder])
 
 
-@pytest.mark.parametrize("read", [_processbench, _prmbench, _labelled, _pairs])
+@pytest.mark.parametrize("read", [_processbench, _prmbench, _labeled, _pairs])
 def test_words_put_in_front_of_a_problem_do_not_hide_it(read: Callable[[Path], ItemSet], tmp_path: Path) -> None:
     """The long problem is found by its runs of words; the short one has none, and only whole would be found."""
     benchmark = read(tmp_path)

@@ -167,7 +167,7 @@ def test_the_report_begins_with_the_finding(tmp_path: Path, said: list[str]) -> 
     ]
     at = found["at_fnr"]
     assert found["finding"] in markdown
-    for text in ("base shifted to the same FNR", "base shifted to the same FPR", "Is other more than base shifted?"):
+    for text in ("base shifted to the same FNR", "base shifted to the same FPR", "Is other better than base shifted?"):
         assert text in markdown
         assert text in (tmp_path / "cmp" / "report.html").read_text()
     fpr, difference = at["metrics"]["fpr"], at["differences"]["fpr"]

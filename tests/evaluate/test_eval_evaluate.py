@@ -11,7 +11,7 @@ import pytest
 from eval_helpers import prmbench_row, processbench_row, score_with, write_jsonl
 
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluate.benchmarks import Item, ItemSet, read_benchmark, read_labelled
+from prism_prm.evaluate.benchmarks import Item, ItemSet, read_benchmark, read_labeled
 from prism_prm.evaluate.evaluate_prm import EvalSettings, Evaluation, evaluate_steps
 from prism_prm.evaluate.measure import Steps, measure_pairs, sibling_pairs
 from prism_prm.evaluate.report import RunInfo, WrongStep, find_wrong_step, read_wrong_step, write_run
@@ -119,8 +119,10 @@ def test_settings_are_checked(given: dict[str, Any], message: str) -> None:
 def test_unknown_benchmarks_and_missing_data() -> None:
     with pytest.raises(ConfigError, match=r"Unknown benchmark 'prmbanch'. Known: prmbench, processbench"):
         read_benchmark("prmbanch", ["x"])
-    with pytest.raises(ConfigError, match="--bench labelled needs --data"):
+    with pytest.raises(ConfigError, match=r"^The benchmark 'labelled' is now spelled 'labeled': use --bench labeled"):
         read_benchmark("labelled", [])
+    with pytest.raises(ConfigError, match="--bench labeled needs --data"):
+        read_benchmark("labeled", [])
 
 
 def test_an_empty_file_and_data_without_labels_are_errors(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_an_empty_file_and_data_without_labels_are_errors(tmp_path: Path) -> Non
         read_benchmark("processbench", [tmp_path / "empty.jsonl"])
     row = {"prompt": "P?", "completions": ["a", "b"], "labels": [None, None]}
     with pytest.raises(DataError):
-        read_benchmark("labelled", [write_jsonl(tmp_path / "no.jsonl", [row])])
+        read_benchmark("labeled", [write_jsonl(tmp_path / "no.jsonl", [row])])
 
 
 # ---- trees with alternatives --------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ def prm800k_record() -> dict[str, Any]:
 
 
 def test_pairs_stand_under_the_same_prefix(tmp_path: Path) -> None:
-    benchmark = read_labelled([write_jsonl(tmp_path / "prm800k.jsonl", [prm800k_record()])])
+    benchmark = read_labeled([write_jsonl(tmp_path / "prm800k.jsonl", [prm800k_record()])])
     steps = score_with(benchmark, lambda _n, i, _l: i / 10)
     tree = benchmark.items[0].tree
     text = [node.text for node in tree.nodes]
@@ -176,7 +178,7 @@ def test_plain_solutions_have_no_pairs(tmp_path: Path) -> None:
 
 
 def test_sibling_pairs_equal_the_obvious_loop(tmp_path: Path) -> None:
-    benchmark = read_labelled([write_jsonl(tmp_path / "x.jsonl", [prm800k_record()] * 3)])
+    benchmark = read_labeled([write_jsonl(tmp_path / "x.jsonl", [prm800k_record()] * 3)])
     steps = score_with(benchmark, noisy(0))
     slow = {
         (i, j)
@@ -216,7 +218,7 @@ def test_run_folder_holds_the_numbers(tmp_path: Path) -> None:
 def test_the_example_is_the_wrong_step_that_scores_highest(tmp_path: Path) -> None:
     steps = [Step("a", 1.0), Step("b", 0.0), Step("c", 0.0)]
     trees = [StepTree.chain(f"p{i}", steps, tree_id=i, name=f"t{i}") for i in range(2)]
-    items = ItemSet(tuple(Item(tree, "all", tree.problem) for tree in trees), ("x",), name="labelled")
+    items = ItemSet(tuple(Item(tree, "all", tree.problem) for tree in trees), ("x",), name="labeled")
     scores = [np.array([0.9, 0.1, 0.2]), np.array([0.8, 0.7, 0.3])]
     found = evaluate_steps(items, collect_steps(items.items, scores, None), FAST)
     assert found.example == WrongStep("t1", "p1", (0, 1), ("a", "b"))
@@ -224,7 +226,7 @@ def test_the_example_is_the_wrong_step_that_scores_highest(tmp_path: Path) -> No
     text = (tmp_path / "report.md").read_text()
     assert "An example: the wrong step that mine scores highest." in text
     assert "| p1 | truth | mine |\n| --- | ---: | ---: |\n| a | right | 80.0 |\n| b | wrong | 70.0 |" in text
-    kept = json.loads((tmp_path / "metrics.json").read_text())["benchmarks"]["labelled"]["example"]
+    kept = json.loads((tmp_path / "metrics.json").read_text())["benchmarks"]["labeled"]["example"]
     assert read_wrong_step(kept) == found.example
     assert read_wrong_step(None) is None, "of an older run"
     unnamed = [StepTree.chain("p", steps)] * 2

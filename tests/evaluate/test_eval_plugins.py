@@ -58,7 +58,7 @@ def test_the_benchmark_of_the_docs(site: Path) -> None:
 def test_what_is_wrong_with_an_entry_point_is_said(site: Path) -> None:
     entries = "[prism_prm.benchmarks]\npairs = my_package:ONE\none = my_package:ONE\ntwo = my_package:TWO\n"
     install(site, "my_package", {"my_package.py": "ONE = 1\n"}, f"{entries}three = no_such_package:THREE\n")
-    known = r".* Known: prmbench, processbench, labelled, pairs, one, three, two\.$"
+    known = r".* Known: prmbench, processbench, labeled, pairs, one, three, two\.$"
     for name, message in [
         ("pairs", "The benchmark 'pairs' is defined 2 times: prism-prm, my_package:ONE"),
         ("one", "my_package:ONE is of type int, not a Benchmark"),
@@ -71,5 +71,5 @@ def test_what_is_wrong_with_an_entry_point_is_said(site: Path) -> None:
 
 
 def test_ours_are_found_without_any() -> None:
-    assert list(BENCHMARKS) == ["prmbench", "processbench", "labelled", "pairs"]
+    assert list(BENCHMARKS) == ["prmbench", "processbench", "labeled", "pairs"]
     assert all(isinstance(find_benchmark(name), Benchmark) for name in BENCHMARKS)

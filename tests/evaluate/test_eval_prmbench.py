@@ -56,7 +56,7 @@ def test_items_ids_twins_and_notes(folder: Path) -> None:
         "rows whose id was seen before": 1,
     }
     assert benchmark.complete is False
-    assert benchmark.described() == "part of prmbench: 9 items and 1 correct twins"
+    assert benchmark.describe() == "part of prmbench: 9 items and 1 correct twins"
     twin = benchmark.items[2]
     assert twin.tree.texts(twin.tree.trunk) == ["a original step 1", "a original step 2", "a original step 3"]
     assert twin.tree.problem == "What is a ?"

@@ -111,10 +111,10 @@ def test_missing_steps_and_other_data_are_errors(tmp_path: Path, benchmark: Item
     write_scores_table(tmp_path / "s.parquet", benchmark)
     table = pq.read_table(tmp_path / "s.parquet")
     pq.write_table(table.slice(0, 4), tmp_path / "part.parquet")
-    with pytest.raises(DataError, match=r"item math-1 has no score for step 2 \(1 of 2 steps lack one\)"):
+    with pytest.raises(DataError, match=r"item math-1 has no score for step 2 \(1 of 2 steps have none\)"):
         steps_from_table(benchmark, tmp_path / "part.parquet")
     pq.write_table(table.slice(0, 3), tmp_path / "less.parquet")
-    with pytest.raises(DataError, match="no scores for item math-1; they were made from other data"):
+    with pytest.raises(DataError, match="no scores for item math-1; they are of other data"):
         steps_from_table(benchmark, tmp_path / "less.parquet")
     with pytest.raises(DataError, match="no such scores table"):
         steps_from_table(benchmark, tmp_path / "none.parquet")

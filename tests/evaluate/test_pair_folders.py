@@ -65,13 +65,13 @@ def test_each_kind_of_pair_is_a_group(folder: Path) -> None:
 
 
 def test_a_split_that_is_not_there(folder: Path) -> None:
-    for bench in ("pairs", "labelled"):
+    for bench in ("pairs", "labeled"):
         with pytest.raises(DataError, match=r"no tree is in the split 'train'; found: \['test'\]"):
             read_benchmark(bench, [folder], "train")
     (folder / "labels.jsonl").write_text('{"problem": "p", "steps": ["a"], "label": 0}')
     with pytest.raises(ConfigError, match=r"labels.jsonl: has no splits; --split test"):
-        read_benchmark("labelled", [folder / "labels.jsonl"], "test")
-    with pytest.raises(ConfigError, match="--split is for the benchmarks labelled, pairs, not for prmbench"):
+        read_benchmark("labeled", [folder / "labels.jsonl"], "test")
+    with pytest.raises(ConfigError, match="--split is for the benchmarks labeled, pairs, not for prmbench"):
         read_benchmark("prmbench", [folder], "test")
 
 
@@ -88,7 +88,7 @@ def test_splits_share_no_tree(tmp_path: Path) -> None:
     words = ["pairs", str(tmp_path / "labels.jsonl"), "--split", "train=0.6,test=0.4", "--out", str(tmp_path / "pairs")]
     assert CliRunner().invoke(app, words).exit_code == 0
     whole = len(list(iter_trees(tmp_path / "pairs")))
-    parts = {split: read_benchmark("labelled", [tmp_path / "pairs"], split) for split in ("train", "test")}
+    parts = {split: read_benchmark("labeled", [tmp_path / "pairs"], split) for split in ("train", "test")}
     problems = [{item.problem for item in part.items} for part in parts.values()]
     assert sum(len(part.items) for part in parts.values()) == whole
     assert not problems[0] & problems[1]

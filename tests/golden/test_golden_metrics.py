@@ -17,7 +17,7 @@ from golden_world import made_up, made_up_values, predictions, write_world
 from golden import FLOAT32, FLOAT64, check
 from prism_prm import example_folder
 
-BENCHES = ("prmbench", "processbench", "labelled", "pairs")
+BENCHES = ("prmbench", "processbench", "labeled", "pairs")
 PRMS = ("base", "prism")
 RANKED = ("auroc", "auprc", "auprc_errors", "fpr_at_tpr_80", "fpr_at_tpr_90", "fpr_at_tpr_95", "calibration_error")
 """Metrics that two nearly equal scores can change."""
@@ -31,7 +31,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Benchmarks, a pool, evaluations by the shipped PRMs, and made-up scores (PRM-BENCH.parquet) with theirs."""
     folder = tmp_path_factory.mktemp("world")
     write_world(folder)
-    prism(folder, "pairs", "labelled", "--split", "train=0.5,test=0.5", "--out", "pairs")
+    prism(folder, "pairs", "labeled", "--split", "train=0.5,test=0.5", "--out", "pairs")
     for prm in PRMS:
         (folder / f"{prm}-prm").symlink_to(example_folder(prm))
         prism(folder, "eval", "--prm", f"{prm}-prm", "--bench", ",".join(BENCHES), "--data", ".", "--out", prm)
@@ -65,7 +65,7 @@ def test_compare_of_made_up_scores(bench: str, world: Path, tmp_path: Path) -> N
 
 
 def test_compare_of_rounds(world: Path, tmp_path: Path) -> None:
-    runs = ["base=base-labelled", "CL1=prism-labelled", "CL2=base-labelled"]
+    runs = ["base=base-labeled", "CL1=prism-labeled", "CL2=base-labeled"]
     prism(world, "compare", *runs, "--rounds", "--draws", 100, "--seed", 3, "--out", tmp_path / "out")
     check("compare_rounds", metrics_of(tmp_path / "out"), tolerance=FLOAT64)
 
@@ -74,7 +74,7 @@ OPTIONS: dict[str, list[object]] = {
     "verdicts": ["--bench", "processbench", "--predictions", "verdicts.jsonl", "--name", "verdicts"],
     "redundancy": ["--bench", "prmbench", "--predictions", "redundancy.jsonl", "--redundancy-threshold", 0.3],
     "chosen_threshold": [
-        "--bench", "labelled", "--scores", "prism-labelled.parquet", "--threshold", "tpr=0.9", "--holdout", 0.3,
+        "--bench", "labeled", "--scores", "prism-labeled.parquet", "--threshold", "tpr=0.9", "--holdout", 0.3,
         "--seed", 5,
     ],
     "one_split": ["--bench", "pairs", "--split", "test", "--scores", "prism-pairs.parquet", "--threshold", 0.6],
@@ -214,7 +214,7 @@ def published(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
                 if not right:
                     items.append([])
             items = [item for item in items if item]
-            labelled = [
+            labeled = [
                 {
                     "prompt": f"{split} {number}",
                     "completions": [f"step {at}" for at in range(len(item))],
@@ -222,12 +222,12 @@ def published(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
                 }
                 for number, item in enumerate(items)
             ]
-            write_lines(folder / "data" / f"{split}.jsonl", labelled)
+            write_lines(folder / "data" / f"{split}.jsonl", labeled)
             scored += [
                 {"id": f"tree-{len(scored) + i}", "scores": [s for _, s in item]} for i, item in enumerate(items)
             ]
         write_lines(folder / f"{model}.jsonl", scored)
-        words = ("--bench", "labelled", "--data", "data", "--predictions", f"{model}.jsonl")
+        words = ("--bench", "labeled", "--data", "data", "--predictions", f"{model}.jsonl")
         prism(folder, "eval", *words, "--draws", 200, "--out", model)
     return folder
 

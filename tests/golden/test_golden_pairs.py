@@ -1,4 +1,4 @@
-"""What `prism pairs` makes of labelled solutions: the trees, the pairs and the summary, not their encoding."""
+"""What `prism pairs` makes of labeled solutions: the trees, the pairs and the summary, not their encoding."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_evaluating_labelled_code(tiny_lm: Callable[..., Path], tmp_path: Path) 
     data.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert [node.text for node in next(iter(read_trees(data))).nodes] == steps, "indentation is kept"
     init_prm(tiny_lm("qwen2"), family="qwen").save(tmp_path / "prm")
-    words = ["eval", "--bench", "labelled", "--data", str(data), "--prm", str(tmp_path / "prm")]
+    words = ["eval", "--bench", "labeled", "--data", str(data), "--prm", str(tmp_path / "prm")]
     result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "eval")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert (tmp_path / "eval" / "metrics.json").exists()

@@ -19,7 +19,7 @@ from prism_prm.grading.problems import TaskProblem
 from prism_prm.grading.sandbox import Call, Program, RunResult, Sandbox
 from prism_prm.grading.sandbox_policy import Limits
 from prism_prm.search.grade_pool import Grade, GradedPool, grade_pool
-from prism_prm.search.rerank_report import unlike_the_benchmark
+from prism_prm.search.rerank_report import harness_notes
 
 needs_bwrap = pytest.mark.skipif(
     not shutil.which("bwrap"), reason="NOT TESTED: bubblewrap is not installed (apt install bubblewrap)"
@@ -234,8 +234,9 @@ def test_programs_that_import_packages_are_counted() -> None:
     assert not count_packages([(None, programs[0])])
     pool = Pool((PoolProblem(DOUBLE, tuple(Solution(("s",), fenced(one or "")) for one in programs)),))
     grades = tuple(Grade(one, "fences", None, -1, "error") for one in programs)
-    assert unlike_the_benchmark([GradedPool(pool, (grades,))]) == [
-        "Programs that import what the sandbox does not have, and so fail: numpy 2, sympy 1, sortedcontainers 1."
+    assert harness_notes([GradedPool(pool, (grades,))]) == [
+        "Programs that import packages which the sandbox does not have, and so fail: numpy 2, sympy 1, "
+        "sortedcontainers 1."
     ]
 
 

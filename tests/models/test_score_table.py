@@ -167,7 +167,7 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(PrismError, match="no such scores table; `prism score` writes one"):
         read_scores(tmp_path / "none.parquet")
     write_trees(tmp_path / "trees.parquet", chains())
-    with pytest.raises(PrismError, match=r"not a scores table; it lacks the columns \['log_odds'"):
+    with pytest.raises(PrismError, match=r"not a scores table; the columns \['log_odds'"):
         read_scores(tmp_path / "trees.parquet")
 
 

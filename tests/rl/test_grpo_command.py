@@ -247,7 +247,7 @@ def test_a_critic_can_be_the_reward(folder: Path) -> None:
     page = (out / "report.md").read_text()
     assert f"| requests | {num_asked:,} |" in page
     count = costs["missing"]["no-verdict"]
-    assert f"| answers without a verdict: no-verdict (its step counts as wrong) | {count:,} |" in page
+    assert f"| replies without a verdict: no-verdict (the step counts as wrong) | {count:,} |" in page
     assert "answers without a verdict after all redraws: no-verdict: " in " ".join(result.output.split())
 
 

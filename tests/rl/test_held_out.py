@@ -12,7 +12,7 @@ from prism_prm.data.tasks import TaskGrader, TaskProblem
 from prism_prm.lab.demo.reinforcement import OracleGold
 from prism_prm.lab.world.build import load_policy
 from prism_prm.lab.world.policy import prompt_of
-from prism_prm.rl.monitor import AnswerGold, Rollout, problem_rows, write_solutions
+from prism_prm.rl.monitor import AnswerGold, Rollout, generate_solutions, problem_rows
 
 ODD = ["", "user\n", "assistant", "1+2=3" * 500, "1\n\n" * 1000, "#### ", "\n\n#### 3"]
 """Nothing, words of the chat's frame, one endless step, a thousand tiny ones, an answer that says nothing."""
@@ -31,22 +31,22 @@ def test_solutions_are_written_for_each_prompt_and_chance_is_left_alone(world_po
     expected = torch.rand(1)
     torch.manual_seed(3)
     how: Any = {"copies": 5, "max_tokens": 24, "temperature": 1.0, "seed": 1}
-    found = write_solutions(model, tokenizer, prompts, [tokenizer.eos_token_id], **how)
+    found = generate_solutions(model, tokenizer, prompts, [tokenizer.eos_token_id], **how)
     assert torch.rand(1) == expected
     assert [len(some) for some in found] == [5, 5, 5]
-    assert found == write_solutions(model, tokenizer, prompts, [tokenizer.eos_token_id], **how)
+    assert found == generate_solutions(model, tokenizer, prompts, [tokenizer.eos_token_id], **how)
     for some in found:
         for one in some:
             assert one.ended == (one.ids[-1] == tokenizer.eos_token_id)
             assert one.text == tokenizer.decode(one.ids, skip_special_tokens=True)
     greedy: Any = {"copies": 1, "max_tokens": 24, "temperature": 0.0}
-    alone = write_solutions(model, tokenizer, prompts[1:2], [tokenizer.eos_token_id], **greedy)
-    assert write_solutions(model, tokenizer, prompts, [tokenizer.eos_token_id], **greedy)[1] == alone[0]
+    alone = generate_solutions(model, tokenizer, prompts[1:2], [tokenizer.eos_token_id], **greedy)
+    assert generate_solutions(model, tokenizer, prompts, [tokenizer.eos_token_id], **greedy)[1] == alone[0]
 
 
 def test_what_does_not_end_is_cut(world_policy: Path) -> None:
     model, tokenizer = load_policy(world_policy)
-    (found,) = write_solutions(
+    (found,) = generate_solutions(
         model, tokenizer, [prompt_of("1+2-3")], [tokenizer.eos_token_id], copies=2, max_tokens=3, temperature=1.0
     )
     assert [(one.ended, len(one.ids)) for one in found] == [(False, 3)] * 2

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism_prm.search.curves import best_of, chance_of_none, draw_orders, pass_at, voted
+from prism_prm.search.curves import best_of, chance_of_none, draw_orders, pass_at, vote_accuracy
 from prism_prm.search.select import best_of_n, vote
 
 
@@ -52,7 +52,7 @@ def test_everything_equals_brute_force_on_small_pools(pool: tuple[list[bool], li
     assert pass_at(correct, ns) == pytest.approx(expected_oracle, abs=1e-12)
     assert best_of(correct, weights, ns) == pytest.approx(expected_best, abs=1e-12)
     # All orders at once instead of random ones: the averages must then be exact.
-    assert voted(numbers, correct, weights, ns, all_orders(size)) == pytest.approx(expected_vote, abs=1e-12)
+    assert vote_accuracy(numbers, correct, weights, ns, all_orders(size)) == pytest.approx(expected_vote, abs=1e-12)
 
 
 def test_chances_are_ratios_of_binomials() -> None:
@@ -88,21 +88,21 @@ def test_draws_are_seeded_permutations_that_come_near_the_exact_value() -> None:
         return winner is not None and bool(correct[draw[winner]])
 
     exact = [brute_force(8, n, is_right) for n in (1, 2, 4)]
-    assert voted(groups, correct, weights, [1, 2, 4], orders) == pytest.approx(exact, abs=0.012)
+    assert vote_accuracy(groups, correct, weights, [1, 2, 4], orders) == pytest.approx(exact, abs=0.012)
 
 
 def test_a_wrong_answer_may_share_a_group_with_a_right_one() -> None:
     """50% is right where 50 is asked for, and yet votes with 0.5: who speaks for the group decides."""
     groups, correct = np.array([0, 0]), np.array([True, False])
-    assert voted(groups, correct, np.array([0.9, 0.1]), [1, 2], all_orders(2)) == pytest.approx([0.5, 1.0])
-    assert voted(groups, correct, np.ones(2), [1, 2], all_orders(2)) == pytest.approx([0.5, 0.5])
+    assert vote_accuracy(groups, correct, np.array([0.9, 0.1]), [1, 2], all_orders(2)) == pytest.approx([0.5, 1.0])
+    assert vote_accuracy(groups, correct, np.ones(2), [1, 2], all_orders(2)) == pytest.approx([0.5, 0.5])
 
 
 def test_a_right_solution_without_a_vote_is_not_selected() -> None:
     """A program can crash on a public test and pass the hidden ones."""
     orders = draw_orders(2, 200, [0])
-    nobody = voted(np.array([-1, -1]), np.array([True, False]), np.ones(2), [1, 2], orders)
+    nobody = vote_accuracy(np.array([-1, -1]), np.array([True, False]), np.ones(2), [1, 2], orders)
     assert nobody.tolist() == [0.0, 0.0]
-    one = voted(np.array([-1, 0]), np.array([True, True]), np.ones(2), [1, 2], orders)
+    one = vote_accuracy(np.array([-1, 0]), np.array([True, True]), np.ones(2), [1, 2], orders)
     assert one[1] == 1.0
     assert one[0] == pytest.approx(0.5, abs=0.1)

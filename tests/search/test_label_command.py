@@ -92,7 +92,7 @@ def test_a_stopped_run_goes_on_where_it_was(command: list[str], monkeypatch: pyt
     expected = (whole / "trees.parquet").read_bytes()
     again = [word.replace("/out", "/stopped") for word in command] + ["--set", "at_once=3"]
     asked: list[int] = []
-    answer = LabelEngine._answer
+    answer = LabelEngine._continue
 
     def dying(self: LabelEngine, active: Any) -> Any:
         asked.append(len(active))
@@ -100,10 +100,10 @@ def test_a_stopped_run_goes_on_where_it_was(command: list[str], monkeypatch: pyt
             raise KeyboardInterrupt
         return answer(self, active)
 
-    monkeypatch.setattr(LabelEngine, "_answer", dying)
+    monkeypatch.setattr(LabelEngine, "_continue", dying)
     stopped = CliRunner().invoke(app, again)
     assert stopped.exit_code != 0
-    assert "with 6 of 10 problems labelled" in stopped.output
+    assert "with 6 of 10 problems labeled" in stopped.output
     folder = Path(again[again.index("--out") + 1])
     assert not (folder / "trees.parquet").exists()
     done = len(asked)
@@ -182,8 +182,8 @@ def test_labels_are_checked_against_exact_ones(command: list[str], world_policy:
     assert every["fnr"]["value"] < 0.2
     assert noise["groups"]["alternatives"]["wrong"] == every["wrong"], "their solutions are right"
     assert (noise["solved"], noise["solved_wrongly"]) == (8, 0)
-    assert noise["counts"] == {"trees over --check-limit": 2}
-    assert "How wrong the labels are" in (out / "report.md").read_text()
+    assert noise["counts"] == {"trees over check_limit": 2}
+    assert "Error rates of the labels" in (out / "report.md").read_text()
 
 
 def test_exact_labels_need_answers(command: list[str], tmp_path: Path) -> None:

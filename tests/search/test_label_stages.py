@@ -1,4 +1,4 @@
-"""`label_task` with a policy whose chances are known: what is labelled again, by whom, and what that costs."""
+"""`label_task` with a policy whose chances are known: what is labeled again, by whom, and what that costs."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def test_corrected_answers_are_labelled_again(tmp_path: Path) -> None:
     policy, said, _ = label(task, tmp_path / "out")
     assert policy.problems == {"p1", "p2"}
     assert said == [
-        "2 problems, labels, have new answers, tests or steps: labelled again",
-        "Reusing 2 of 4 labelled problems, labels",
+        "2 problems, labels, have new answers, tests or steps: labeled again",
+        "Reusing 2 of 4 labeled problems, labels",
     ]
     label(task, tmp_path / "new")
     assert list(iter_trees(tmp_path / "out")) == list(iter_trees(tmp_path / "new"))
     policy, said, _ = label(task, tmp_path / "out")
-    assert (policy.keys, said) == ([], ["Reusing 4 of 4 labelled problems, labels"])
+    assert (policy.keys, said) == ([], ["Reusing 4 of 4 labeled problems, labels"])
 
 
 def test_a_second_policy_draws_numbers_of_its_own(tmp_path: Path, second: list[Noted]) -> None:
@@ -151,8 +151,8 @@ def test_more_problems_add_to_second_opinions_and_checks(tmp_path: Path, second:
     assert f"| rollouts of the second policy | {cost['rollouts']} |" in rows
     assert "| rollouts for the check | 20 |" in rows
     assert said == [
-        "Reusing 4 of 6 labelled problems, labels", "Reusing 3 of 5 labelled trees, check",
-        "Reusing 4 of 6 labelled trees, second",
+        "Reusing 4 of 6 labeled problems, labels", "Reusing 3 of 5 labeled trees, check",
+        "Reusing 4 of 6 labeled trees, second",
     ]  # fmt: skip
 
 
@@ -249,5 +249,5 @@ def test_the_tokenizer_of_the_first_policy_is_not_that_of_the_second() -> None:
     assert recipe.second is None
     named = replace(recipe, second_policy=SECOND, second_tokenizer="of-b")
     assert named.second == PolicySettings(SECOND, tokenizer="of-b", concurrency=3)
-    with pytest.raises(PrismError, match="are about a second policy: give --second-policy"):
+    with pytest.raises(PrismError, match="are for a second policy: name one with --second-policy"):
         replace(recipe, second_model="b")

@@ -1,4 +1,4 @@
-"""Trees labelled by rollouts of a policy whose every value is known."""
+"""Trees labeled by rollouts of a policy whose every value is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from branching import LENGTH, RIGHT, WRONG, Branching, judging, value
 
 from prism_prm.backends.policy import Sampling
 from prism_prm.data.tasks import ProblemIndex, TaskProblem
-from prism_prm.search.label_checks import keep_agreed, measure_noise, scored_opinion
+from prism_prm.search.label_checks import keep_agreed, label_by_scores, measure_noise
 from prism_prm.search.label_engine import LabelEngine, label_problems, label_trees, problem_of_tree
 from prism_prm.search.label_rules import LabelSettings, expected, first_error_chances
 from prism_prm.stats import wilson
@@ -248,7 +248,7 @@ def test_any_scorer_is_a_second_opinion() -> None:
     from prism_prm.lab.world.oracle import OracleScorer
 
     tree = StepTree.chain("1+1+2", ["1+1=2", "2+2=3", "#### 3"])
-    (found,) = scored_opinion([tree], OracleScorer(5))
+    (found,) = label_by_scores([tree], OracleScorer(5))
     assert [step.label for step in found.nodes] == [1.0, 0.0, 1.0]
 
 

@@ -1,4 +1,4 @@
-"""Steps of programs, labelled by rollouts that are judged by tests."""
+"""Steps of programs, labeled by rollouts that are judged by tests."""
 
 from __future__ import annotations
 

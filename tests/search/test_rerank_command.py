@@ -119,7 +119,7 @@ def test_a_table_of_two_prms_is_refused(pool: Path, tmp_path: Path, prm_folders:
         run(pool, "--out", tmp_path / "out", "--prm", f"{name}={folder}", "--set", "judges=1")
     tables = [pq.read_table(tmp_path / "out" / "scores" / f"{name}.parquet") for name in ("a", "b")]
     pq.write_table(pa.concat_tables(tables), tmp_path / "both.parquet")
-    with pytest.raises(DataError, match=r"both\.parquet: scores of 2 models in one table; give a table of one"):
+    with pytest.raises(DataError, match=r"both\.parquet: has scores of 2 models; name a table of one model"):
         rerank_pool(pool, tmp_path / "again", scores={"both": tmp_path / "both.parquet"})
     assert not (tmp_path / "again").exists(), "refused before anything is judged"
 
@@ -300,7 +300,7 @@ def test_answers_from_a_task(pool: Path, tmp_path: Path) -> None:
         (["--aggregators", "max"], ConfigError, "Unknown aggregator 'max'"),
         (["-n", "1,x"], ConfigError, "-n 1,x: each of the list must be a whole number"),
         (["-n", "6"], ConfigError, "no problem of this pool has more than 5 solutions"),
-        (["--aggregators", ","], ConfigError, "no aggregator is named. Known: last, min"),
+        (["--aggregators", ","], ConfigError, "aggregators is empty. Known: last, min"),
         (["--set", "extract=box"], ConfigError, "Unknown methods to extract an answer"),
         (["--prm", "a=x", "--prm", "a=y"], ConfigError, "Two PRMs are called 'a'"),
         (["--prm", "a=x"], ModelError, "x: there is no such model folder"),

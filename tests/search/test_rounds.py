@@ -13,7 +13,7 @@ import pytest
 from prism_prm.errors import DataError
 from prism_prm.search.engine import SearchEngine
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.rounds import Rounds, SearchRound, Seen, made_with, read_rounds, told_round
+from prism_prm.search.rounds import RecordedSearch, Rounds, SearchRound, made_with, read_rounds, record_round
 from prism_prm.search.tree import SearchResult
 from worlds import FakePolicy, FakePrm
 
@@ -46,11 +46,11 @@ def searched(
                 told += 1
                 if told > stop_after:
                     raise KeyboardInterrupt
-                rounds.add(todo[event.problem], told_round(event, likelihood=settings.prm_weight < 1))
+                rounds.add(todo[event.problem], record_round(event, likelihood=settings.prm_weight < 1))
     return found
 
 
-def texts(seen: Seen, number: int) -> tuple[str, ...]:
+def texts(seen: RecordedSearch, number: int) -> tuple[str, ...]:
     return tuple(text for at in seen.path(number) if (text := seen.steps[at - 1].text))
 
 

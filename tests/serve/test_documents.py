@@ -86,7 +86,7 @@ def write(path: Path, lines: list[object]) -> Path:
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
-    """A folder with labelled data and its evaluation: one false positive, one false negative."""
+    """A folder with labeled data and its evaluation: one false positive, one false negative."""
     lines = [
         {"prompt": "p0", "completions": ["a", "b"], "labels": [True, True]},
         {"prompt": "p1", "completions": ["c", "<d>"], "labels": [True, False]},
@@ -96,17 +96,17 @@ def measured(tmp_path: Path) -> Path:
     data = write(tmp_path / "data.jsonl", lines)
     given = write(tmp_path / "own.jsonl", [{"id": f"tree-{i}", "scores": own} for i, own in enumerate(scores)])
     settings = EvalSettings(threshold=0.5, num_draws=100)
-    evaluate_prm(None, "labelled", tmp_path / "eval", data=data, predictions=given, name="mine", settings=settings)
+    evaluate_prm(None, "labeled", tmp_path / "eval", data=data, predictions=given, name="mine", settings=settings)
     return tmp_path
 
 
 def test_errors_come_with_their_texts(measured: Path) -> None:
     [document] = find_documents(ShownResults.named([measured / "eval"])).values()
-    assert (document.kind, document.title, document.note) == ("errors", "mine on labelled", "labelled: 3 items")
+    assert (document.kind, document.title, document.note) == ("errors", "mine on labeled", "labeled: 3 items")
     found = json.loads(encode(document.body()))
     assert found["benchmarks"] == [
         {
-            "name": "labelled",
+            "name": "labeled",
             "thresholds": {"right": 0.5},
             "counts": {"right": 3, "wrong": 2, "fp": 1, "fn": 1},
         }
@@ -116,8 +116,8 @@ def test_errors_come_with_their_texts(measured: Path) -> None:
         ("tree-1", ["c", "<d>"], [1, 0], [-1, 0]),
     ]
     assert found["errors"] == [
-        {"bench": "labelled", "kind": "fn", "item": 0, "step": 1},
-        {"bench": "labelled", "kind": "fp", "item": 1, "step": 1},
+        {"bench": "labeled", "kind": "fn", "item": 0, "step": 1},
+        {"bench": "labeled", "kind": "fp", "item": 1, "step": 1},
     ]
     assert [(item["decides"], item["scores"]) for item in found["items"]] == [
         ("right", [0.9, 0.2]),
@@ -166,7 +166,7 @@ def test_the_split_that_was_measured_is_read_again(tmp_path: Path) -> None:
     build_pairs(write(tmp_path / "data.jsonl", list(lines)), tmp_path / "pairs", recipe)
     settings = EvalSettings(threshold=0.5, num_draws=100)
     out = tmp_path / "eval"
-    evaluate_prm(GatedScorer(), "labelled", out, data=tmp_path / "pairs", split="validation", settings=settings)
+    evaluate_prm(GatedScorer(), "labeled", out, data=tmp_path / "pairs", split="validation", settings=settings)
     [document] = find_documents(ShownResults.named([out])).values()
     items = document.body()["items"]
     measured = {tree.problem for tree in iter_trees(tmp_path / "pairs", split="validation")}
@@ -189,7 +189,7 @@ def test_other_data_is_refused(measured: Path) -> None:
 def test_scores_are_not_joined_to_the_texts_of_another_item(measured: Path, is_old: bool) -> None:
     """Unnamed items are numbered, so another order is other data; older tables have only labels to tell by."""
     if is_old:
-        table = measured / "eval" / "labelled.steps.parquet"
+        table = measured / "eval" / "labeled.steps.parquet"
         pq.write_table(pq.read_table(table).drop_columns("content_hash"), table)
         view_results(measured / "eval", measured / "page.html")
     lines = (measured / "data.jsonl").read_text().splitlines()
@@ -206,7 +206,7 @@ def test_a_changed_file_makes_another_document(measured: Path) -> None:
     [document] = find_documents(ShownResults.named([measured / "eval"])).values()
     before = document.stamp()
     assert document.stamp() == before
-    table = measured / "eval" / "labelled.steps.parquet"
+    table = measured / "eval" / "labeled.steps.parquet"
     table.write_bytes(table.read_bytes() + b"x")
     assert document.stamp() != before
 
@@ -226,7 +226,7 @@ def test_a_place_that_is_nothing_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{}", "null", '{"benchmarks": [1]}', '{"benchmarks": {"labelled": {}}, "run": {}}']
+    "text", ["[]", "{}", "null", '{"benchmarks": [1]}', '{"benchmarks": {"labeled": {}}, "run": {}}']
 )
 def test_a_broken_metrics_file_is_named(measured: Path, text: str) -> None:
     (measured / "eval" / "metrics.json").write_text(text)

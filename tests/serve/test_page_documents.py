@@ -21,7 +21,7 @@ def measure(folder: Path, scores: list[float]) -> None:
     (folder / "own.jsonl").write_text(json.dumps({"id": "tree-0", "scores": scores}))
     settings = EvalSettings(threshold=0.5, num_draws=100)
     evaluate_prm(
-        None, "labelled", folder / "eval", data=folder / "data.jsonl", predictions=folder / "own.jsonl", name="mine",
+        None, "labeled", folder / "eval", data=folder / "data.jsonl", predictions=folder / "own.jsonl", name="mine",
         settings=settings,
     )  # fmt: skip
 
@@ -30,7 +30,7 @@ def test_a_document_is_sent_again_only_if_it_has_changed(tmp_path: Path) -> None
     measure(tmp_path, [0.9, 0.8])
     with running({}, results=[str(tmp_path / "eval")]) as server:
         listed = server.client.get("/v1/documents").json()["data"]
-        assert listed == [{"id": "0", "kind": "errors", "title": "mine on labelled", "note": "labelled: 1 items"}]
+        assert listed == [{"id": "0", "kind": "errors", "title": "mine on labeled", "note": "labeled: 1 items"}]
         first = server.client.get("/v1/documents/0")
         assert [error["kind"] for error in first.json()["errors"]] == ["fp"]
         known = {"If-None-Match": first.headers["ETag"]}
@@ -52,7 +52,7 @@ def test_a_place_that_breaks_takes_no_other_with_it(tmp_path: Path) -> None:
         before = metrics.read_bytes()
         metrics.write_text("{")
         listed = server.client.get("/v1/documents").json()["data"]
-        assert [(one["kind"], one["title"]) for one in listed] == [("broken", "a"), ("errors", "mine on labelled")]
+        assert [(one["kind"], one["title"]) for one in listed] == [("broken", "a"), ("errors", "mine on labeled")]
         assert str(metrics) in server.client.get(f"/v1/documents/{listed[0]['id']}").json()["message"]
         metrics.write_text('{"a": 1,')
         again = server.client.get("/v1/documents").json()["data"]

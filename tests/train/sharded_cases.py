@@ -24,7 +24,7 @@ from prism_prm.data.pair_examples import Examples, labeled_steps
 from prism_prm.losses import Objective
 from prism_prm.train.batches import RowLimits, batch_maker
 from prism_prm.train.loop import TrainingRound
-from prism_prm.train.model import prepare, save_trained, spread
+from prism_prm.train.model import prepare, save_trained, shard
 from prism_prm.train.recipe import HardwareSettings, Lora, Recipe, TrainSettings
 from tiny import exact_norms, language_model
 
@@ -97,7 +97,7 @@ def train(root: Path, out: Path, case: Case, accelerator: Accelerator) -> None:
     if hardware.dtype == "float64":
         exact_norms(prm.module)
     model = prepare(prm.module, hardware, seed=0)
-    spread(model, hardware, accelerator)
+    shard(model, hardware, accelerator)
     chosen = examples(case.objective.on)
     wanted: dict[str, Any] = {"lr": 1e-3, "warmup": 0.0, "microbatch_tokens": 160, "row_tokens": 80}
     wanted |= {"pairs_per_update": -(-len(chosen) // 3), "max_pairs_per_tree_per_update": 99}

@@ -70,12 +70,12 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_counts_updates_over_rounds_and_draws_none_twice(tmp_path: Path) -> None:
     log = RunLog(tmp_path, ("tensorboard",), {"seed": 1})
-    log.validated({"auroc": 0.5})
+    log.validation({"auroc": 0.5})
     for name in ("1_easy", "2_hard"):
         log.resume(name, 0)
         for update in range(3):
             log.update(a_line(update, name))
-        log.validated({"auroc": 0.75})
+        log.validation({"auroc": 0.75})
     log.close()
     again = RunLog(tmp_path, ("tensorboard",), {"seed": 1})
     again.resume("2_hard", 1)
@@ -106,7 +106,7 @@ def test_wandb_is_one_run_of_all_rounds(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("1_easy", "2_hard"):
         log.resume(name, 0)
         log.update(a_line(0, name))
-    log.validated({"auroc": 0.75})
+    log.validation({"auroc": 0.75})
     log.close()
     train = {f"train/{key}": a_line(0)[key] for key in ("loss", "lr", "grad_norm", "tokens", "seconds")}
     opened = {"project": "prism-prm", "name": "my-run", "dir": str(tmp_path / "my-run"), "config": {"seed": 1}}

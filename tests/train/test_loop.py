@@ -23,9 +23,9 @@ from prism_prm.models.lower_cache import CacheSettings, LowerCache
 from prism_prm.models.packing import collate
 from prism_prm.models.prm import PRM
 from prism_prm.train.batches import RowLimits, batch_maker, micro_batches, parts_of_update
-from prism_prm.train.loop import NotFiniteError, TrainingRound, chance_of
+from prism_prm.train.loop import NotFiniteError, TrainingRound, dropout_seed
 from prism_prm.train.margins import fill_cache
-from prism_prm.train.model import merged, prepare
+from prism_prm.train.model import merge_adapters, prepare
 from prism_prm.train.recipe import HardwareSettings, Lora, Packing, TrainSettings
 
 
@@ -186,7 +186,7 @@ def test_a_checkpoint_in_many_files_is_read_again(
     assert [line["update"] for line in lines] == [4, 5]
     assert_same(resumed, whole, 0.0)
     next(checkpoint.glob("state-*.safetensors")).unlink()
-    message = rf"update-000004: not what `prism train` writes there \({num_files - 1} of {num_files} files\); remove"
+    message = rf"update-000004: not a checkpoint .* damaged \({num_files - 1} of {num_files} files\)\. Remove"
     with pytest.raises(PrismError, match=message):
         train(tiny_copy(tiny_prm), tmp_path / "many", examples, checkpoint_every=4)
 
@@ -237,14 +237,14 @@ def test_dropout_is_the_same_each_time_and_after_a_resume(
 
 def test_flex_attention_with_dropout_is_refused_before_training(tiny_lm: Callable[..., Path]) -> None:
     prm = init_prm(tiny_lm("qwen2", attention_dropout=0.2), family="qwen")
-    with pytest.raises(ConfigError, match=r"attention_dropout = 0.2: set it to 0 there, or train with"):
+    with pytest.raises(ConfigError, match=r"attention_dropout = 0.2: set that to 0, or train with"):
         prepare(prm.module, HardwareSettings(attn="flex"), seed=0)
 
 
 def test_every_update_and_process_has_dropout_of_its_own() -> None:
-    seeds = {chance_of((1, 0), update, process) for update in range(20) for process in range(8)}
+    seeds = {dropout_seed((1, 0), update, process) for update in range(20) for process in range(8)}
     assert len(seeds) == 160
-    assert chance_of((1, 0), 3, 2) == chance_of((1, 0), 3, 2) != chance_of((2, 0), 3, 2)
+    assert dropout_seed((1, 0), 3, 2) == dropout_seed((1, 0), 3, 2) != dropout_seed((2, 0), 3, 2)
 
 
 def test_a_checkpoint_of_other_pairs_is_refused(tmp_path: Path, tiny_prm: Tiny) -> None:
@@ -309,7 +309,7 @@ def test_a_head_that_is_the_embedding_too_is_trained_and_saved(
     work = a_round(prm, tmp_path, random_examples())
     work.model = prepare(prm.module, hardware, seed=0)
     work.run(Accelerator(cpu=True))
-    prm.module = merged(work.model)
+    prm.module = merge_adapters(work.model)
     scores = prm.score("p", ["x = 1", "y = 2"])
     prm.save(tmp_path / "saved")
     found = load_prm(tmp_path / "saved", dtype="float64")

@@ -398,7 +398,7 @@ def test_a_limit_that_cannot_be_met_is_said(recipe_file: Path, tmp_path: Path, s
     assert most == -(-max(trees.values()) // len(lines)) > 1
     over = sum(size > len(lines) for size in trees.values())
     (about,) = [text for text in said if "cannot be met" in text]
-    assert f"{over} trees have too many examples, up to {most} of one tree in an update" in about
+    assert f"{over} trees have too many examples, up to {most} from one tree in an update" in about
 
 
 def test_impossible_recipes() -> None:
@@ -451,7 +451,7 @@ def test_weights_that_are_gone_are_noticed(recipe_file: Path, finished: Path, tm
     with pytest.raises(PrismError, match="the weights of this run's best round are missing"):
         load_prm(out)
     result = train_prm(load_recipe(recipe_file), out, accelerator=Accelerator(cpu=True))
-    assert said[0] == f"{out / best}: the weights of the best round are missing; this round is trained again."
+    assert said[0] == f"{out / best}: the weights of the best round are missing; the round is trained again."
     assert not any("nothing to do" in line for line in said)
     assert result["best"] == str(out / best)
     for key, value in weights(finished / best).items():

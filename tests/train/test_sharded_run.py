@@ -79,7 +79,7 @@ def killed(recipe: Path, out: Path, processes: int) -> None:
     result = launch("train", recipe, "--out", out, processes=processes, program=[str(recipe.parent / "dying.py")])
     assert result.returncode != 0
     assert f"processes: {processes}" in result.stderr
-    assert "Another process of this run has ended" in result.stderr
+    assert "Another process of this run has died" in result.stderr
     assert "with any number of processes, to resume" in result.stderr
     assert "Signal 9 (SIGKILL)" in result.stderr, "the launcher says which"
     assert [path.name for path in (out / "checkpoints" / ROUNDS[1]).iterdir()] == ["update-000002"]

@@ -42,7 +42,7 @@ def test_what_is_left_out_is_counted(tiny_prm: Tiny) -> None:
     num_steps = sum(len(tree.nodes) for tree in split.trees.values())
     assert everything.left_out == {"undecided_steps": 1, "too_long_steps": 0, "too_long_pairs": 0}
     assert (len(everything.steps), len(everything.pairs)) == (num_steps - 1, len(split.pairs))
-    assert everything.described() == (
+    assert everything.describe() == (
         f"validation: {num_steps - 1} steps and {len(split.pairs)} pairs; left out: 1 undecided steps"
     )
 
@@ -65,13 +65,13 @@ def test_what_is_left_out_is_counted(tiny_prm: Tiny) -> None:
     assert long_pairs > 10
     assert (len(some.steps), len(some.pairs)) == (num_steps - 1 - long_steps, len(split.pairs) - long_pairs)
     assert len(some.kinds) == len(some.pairs)
-    assert f"{long_steps} too long steps, {long_pairs} too long pairs" in some.described()
+    assert f"{long_steps} too long steps, {long_pairs} too long pairs" in some.describe()
 
 
 def test_a_split_of_which_nothing_fits_says_so(tiny_prm: Tiny) -> None:
     prm = copy.copy(tiny_prm("qwen", "qwen2"))
     prm.context = 1
-    with pytest.raises(DataError, match=r"no labelled step \(left out: .*'too_long_steps': 74"):
+    with pytest.raises(DataError, match=r"no labeled step \(left out: .*'too_long_steps': 74"):
         Validation.of(a_split(), prm, ValidationSettings())
 
 
@@ -107,8 +107,8 @@ def test_a_threshold_needs_labels_that_are_not_from_rollouts(
     assert threshold(lambda number: number % 2 == 0) == expected(lambda number: number % 2 == 0)
     assert threshold(lambda _: True) == 0.625
     assert [record.message for record in caplog.records] == [
-        "validation: all labels are from rollouts, which call wrong steps right, so no threshold is chosen on them: "
-        "PRMs keep the base PRM's. Set validation.threshold, or validate on steps that people labelled."
+        "validation: all labels come from rollouts, which call wrong steps right, so no threshold is chosen; PRMs "
+        "keep the base PRM's. Set validation.threshold, or validate on steps labeled by people."
     ]
     given = ValidationSettings(threshold=0.25)
     split = Split(pairs.trees, pairs, np.array(["annotated"] * len(pairs), dtype=object))

@@ -168,7 +168,7 @@ def test_what_workers_cannot_hold_is_refused_before_anything_is_sampled(
     with pytest.raises(ConfigError, match=said):
         rerank_pool("pool.jsonl", tmp_path, prms={"mine": prm}, prm_options=PrmOptions(ray=RAY))
     with pytest.raises(ConfigError, match=said):
-        evaluate_prm(prm, "labelled", tmp_path, data="labelled.jsonl", prm_options=PrmOptions(ray=RAY))
+        evaluate_prm(prm, "labeled", tmp_path, data="labelled.jsonl", prm_options=PrmOptions(ray=RAY))
 
 
 @pytest.mark.parametrize(

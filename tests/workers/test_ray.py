@@ -43,7 +43,7 @@ NUM_TREES = 150
 
 @pytest.fixture(scope="module")
 def place(tiny_lm: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PRM; solutions, pairs, a pool and labelled solutions."""
+    """A PRM; solutions, pairs, a pool and labeled solutions."""
     root = tmp_path_factory.mktemp("ray")
     init_prm(tiny_lm("qwen2"), family="qwen").save(root / "prm")
     steps = [[f"{i} + {k} = {i + k}" for k in range(1 + i % 5)] for i in range(NUM_TREES)]
@@ -115,7 +115,7 @@ def rerank(prm: Any, place: Path, out: Path) -> None:
 
 
 def evaluate(prm: Any, place: Path, out: Path) -> None:
-    evaluate_prm(prm, "labelled", out, data=place / "labelled.jsonl", name="mine", settings=EvalSettings(num_draws=100))
+    evaluate_prm(prm, "labeled", out, data=place / "labelled.jsonl", name="mine", settings=EvalSettings(num_draws=100))
 
 
 @pytest.mark.parametrize("work", [score, margins, rerank, evaluate])

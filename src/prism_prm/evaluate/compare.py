@@ -1,7 +1,7 @@
-"""Several evaluated PRMs side by side, on the same steps and the same bootstrap draws, and the report of it.
+"""`compare_runs`: compare evaluated PRMs on the same steps and the same bootstrap draws, and write a report.
 
-A PRM that calls fewer steps good always has fewer false positives. So each is compared with a control: the first PRM,
-with its scores shifted until it errs as often as the other one. Only a difference from the control is a gain.
+A PRM that calls fewer steps good always has fewer false positives. So each PRM is compared with a control: the first
+PRM, with its scores shifted until it has the same FNR (or FPR). Only a difference from the control is a gain.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from prism_prm.report import NO_DATA, STYLES, Report, draw_curve, escaped, finis
 from prism_prm.stats import NUM_DRAWS, SEED, Comparison, cluster_sums, resampled_sums
 
 SHOWN = 3
-"""Names shown in a message about many."""
+"""How many names a message lists."""
 PAPER_RATES = ("fpr", "fnr", "precision", "tpr", "tnr", "prm_score")
 TESTED = ("fpr", "fnr", "precision", "f1", "negative_f1", "prm_score", "auroc", "fpr_at_tpr_90", "fpr_at_tpr_95",
           "calibration_error")  # fmt: skip
@@ -73,11 +73,11 @@ class EvalRun:
 
     @property
     def benches(self) -> list[str]:
-        """The benchmarks it was evaluated on."""
+        """The benchmarks that it was evaluated on."""
         return list(self.metrics["benchmarks"])
 
     def threshold(self, bench: str) -> float:
-        """The threshold it was judged at."""
+        """The threshold that it was judged at."""
         return float(self.metrics["benchmarks"][bench]["threshold"]["value"])
 
 
@@ -94,46 +94,46 @@ class _Benchmark(msgspec.Struct):
 
 
 class _Metrics(msgspec.Struct):
-    """What must be in metrics.json."""
+    """The required content of metrics.json."""
 
     run: _Named
     benchmarks: dict[str, _Benchmark]
 
 
 def load_run(given: str) -> EvalRun:
-    """A run from `FOLDER` or `NAME=FOLDER`."""
+    """Load a run from `FOLDER` or `NAME=FOLDER`."""
     name, place = split_name(given)
     folder = Path(place)
     path = folder / "metrics.json"
     try:
         metrics = read_json(path)
-        json.dumps(metrics, ensure_ascii=False).encode()  # refuses half of a surrogate pair, which JSON can escape
+        json.dumps(metrics, ensure_ascii=False).encode()  # raises on half of a surrogate pair, which JSON can escape
         known = msgspec.convert(metrics, _Metrics)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
-            f"{path}: no such file; give folders written by `prism eval --out`; rerun `prism eval` if it was stopped"
+            f"{path}: no such file; name folders written by `prism eval`, and rerun `prism eval` if it was stopped"
         ) from None
     except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
-        raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
+        raise DataError(f"{path}: not the metrics of `prism eval` ({error})") from error
     if not known.benchmarks:
-        raise DataError(f"{path}: contains no benchmark")
+        raise DataError(f"{path}: has no benchmark; rerun `prism eval`")
     return EvalRun(name or known.run.name, folder, metrics)
 
 
 def load_runs(given: Sequence[str]) -> list[EvalRun]:
-    """Two or more runs, with names that tell them apart."""
+    """Load two or more runs, and make their names unique."""
     if len(given) < 2:
-        raise ConfigError("give at least two runs to compare")
-    runs = [load_run(one) for one in given]
+        raise ConfigError("name at least two runs to compare")
+    runs = [load_run(run) for run in given]
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return runs
-    # Two runs of one PRM: the folder tells them apart.
+    # Runs of one PRM are named by their folders.
     runs = [
         EvalRun(run.folder.name if names.count(run.name) > 1 else run.name, run.folder, run.metrics) for run in runs
     ]
     if len({run.name for run in runs}) < len(runs):
-        raise ConfigError(f"runs have the same name ({', '.join(names)}); name them: NAME=FOLDER")
+        raise ConfigError(f"runs have the same name ({', '.join(names)}); give them names: NAME=FOLDER")
     return runs
 
 
@@ -142,19 +142,19 @@ def shared_benches(runs: Sequence[EvalRun]) -> tuple[list[str], list[str]]:
     every = list(dict.fromkeys(bench for run in runs for bench in run.benches))
     shared = [bench for bench in every if all(bench in run.benches for run in runs)]
     if not shared:
-        found = "; ".join(f"{run.name}: {', '.join(run.benches)}" for run in runs)
-        raise DataError(f"no benchmark is in all runs ({found}); evaluate them on the same one")
+        by_run = "; ".join(f"{run.name}: {', '.join(run.benches)}" for run in runs)
+        raise DataError(f"no benchmark is in all runs ({by_run}); rerun `prism eval` with the same --bench for all")
     return shared, [bench for bench in every if bench not in shared]
 
 
 def load_steps(runs: Sequence[EvalRun], bench: str) -> dict[str, Steps]:
-    """The judged steps of every run, which must be the same texts with the same labels."""
+    """Load the judged steps of every run. Raises unless all runs have the same texts with the same labels."""
     steps = {run.name: read_steps(steps_file(run.folder, bench)) for run in runs}
     for run in runs:
         if steps[run.name].item_content is None:
             raise DataError(
-                f"{run.name}: {steps_file(run.folder, bench)} is of an earlier version and records no texts, so the "
-                "runs may be on different ones; run `prism eval` again"
+                f"{run.name}: {steps_file(run.folder, bench)} was written by an earlier version without hashes of the "
+                "texts, so it cannot be compared safely; rerun `prism eval`"
             )
     first, a = runs[0].name, steps[runs[0].name]
     for other in runs[1:]:
@@ -164,10 +164,10 @@ def load_steps(runs: Sequence[EvalRun], bench: str) -> dict[str, Steps]:
             if extra := [item for item in mine.items if item not in known]:
                 raise DataError(
                     f"{bench}: {name} has {len(extra):,} of {len(mine.items):,} items that the other run does not have "
-                    f"({', '.join(extra[:SHOWN])}, …). Only runs on the same items can be compared: evaluate both on "
-                    "the same --data, with the same --limit, threshold rule and seed"
+                    f"({', '.join(extra[:SHOWN])}, …). Only runs on the same items can be compared: rerun `prism eval` "
+                    "with the same --data, --limit, --target-tpr and seed for both"
                 )
-        content_a, content_b = (dict(zip(one.items, one.item_content or (), strict=True)) for one in (a, b))
+        content_a, content_b = (dict(zip(run.items, run.item_content or (), strict=True)) for run in (a, b))
         if differing := [item for item, content in content_a.items() if content_b[item] != content]:
             raise DataError(
                 f"{bench}: {first} and {other.name} have {len(differing):,} of {len(a.items):,} items with the same "
@@ -176,35 +176,35 @@ def load_steps(runs: Sequence[EvalRun], bench: str) -> dict[str, Steps]:
         columns = ((a.starts, b.starts), (a.parent, b.parent), (a.label, b.label))
         if a.items != b.items or not all(np.array_equal(*pair) for pair in columns):
             raise DataError(
-                f"{bench}: {first} and {other.name} have the same items in another order; evaluate both on the same "
-                "files"
+                f"{bench}: {first} and {other.name} have the same items in a different order; evaluate both on the "
+                "same files"
             )
     return steps
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One benchmark: what every PRM judged, and its tables, all measured on the same draws."""
+    """One benchmark: every PRM's steps and tables, all measured on the same draws."""
 
     bench: str
     thresholds: dict[str, float]
     steps: dict[str, Steps]
-    """PRM → the steps that are in totals."""
+    """By PRM: the steps that count in totals."""
     tables: dict[str, Tables]
-    """PRM → table name → metrics."""
+    """By PRM and name of the table."""
     controls: dict[str, Control]
-    """PRM → the first one moved to its rates; none where the first has no level to move."""
+    """By PRM; empty if the first PRM's scores cannot be shifted."""
     example: WrongStep | None = None
-    """The wrong step that the first PRM scores highest, where its run kept one."""
+    """The wrong step that the first PRM scores highest, if its run has one."""
 
     @property
     def runs(self) -> list[str]:
-        """The PRMs; the first is what the others are compared with."""
+        """The names of the PRMs; the others are compared with the first."""
         return list(self.tables)
 
 
 def compare_bench(runs: Sequence[EvalRun], bench: str, *, num_draws: int = NUM_DRAWS, seed: int = SEED) -> Compared:
-    """Measure all runs alike."""
+    """Measure all runs on the same draws."""
     benchmark = find_benchmark(bench)
     steps = load_steps(runs, bench)
     thresholds = {run.name: run.threshold(bench) for run in runs}
@@ -214,7 +214,7 @@ def compare_bench(runs: Sequence[EvalRun], bench: str, *, num_draws: int = NUM_D
     }
     totals = {name: total for name, (total, _) in measured.items()}
     first = totals[runs[0].name]
-    # Steps that are good, or bad, at any threshold count as scores of 1 and 0, which no shift moves.
+    # Steps that are good, or bad, at every threshold get the scores 1 and 0, which no shift moves.
     easiest, hardest = (benchmark.judge(first.steps, t, redundancy[runs[0].name]) for t in (-np.inf, np.inf))
     movable = np.where(hardest, 1.0, np.where(easiest, first.steps.probability, 0.0))
     return Compared(
@@ -233,13 +233,13 @@ def compare_runs(
     num_draws: int = NUM_DRAWS,
     seed: int = SEED,
 ) -> Report:
-    """Put evaluated PRMs side by side (rates, classes, paired differences with p-values), and write a report.
+    """Compare evaluated PRMs (rates, classes, paired differences with p-values), and write a report.
 
-    The report opens with a control: is each PRM more than the first one with its scores shifted?
+    The report opens with a control: is each PRM better than the first one with its scores shifted?
 
     Args:
-        runs: folders written by `evaluate_prm`, or NAME=FOLDER; all on the same items. Differences are taken from the
-            first.
+        runs: folders written by `evaluate_prm`, or NAME=FOLDER; all on the same items. The others are compared with
+            the first.
         out: folder for the report.
         rounds: treat the runs as rounds of a curriculum, in this order.
         num_draws: bootstrap draws of problems.
@@ -249,7 +249,7 @@ def compare_runs(
         >>> settings = EvalSettings(num_draws=100)
         >>> for name in ("base", "mine"):
         ...     prm = init_prm("my-lm", seed=len(name))
-        ...     _ = evaluate_prm(prm, "labelled", f"eval-{name}", data="labelled.jsonl", name=name, settings=settings)
+        ...     _ = evaluate_prm(prm, "labeled", f"eval-{name}", data="labeled.jsonl", name=name, settings=settings)
         >>> report = compare_runs(["eval-base", "eval-mine"], "compared", num_draws=100)
         >>> report.title
         'base against mine'
@@ -258,7 +258,7 @@ def compare_runs(
     keep_inputs([run.folder / "metrics.json" for run in loaded], [Path(out) / "metrics.json"])
     shared, left_out = shared_benches(loaded)
     if left_out:
-        say(f"left out because not in all runs: {', '.join(left_out)}")
+        say(f"left out, because not in all runs: {', '.join(left_out)}")
     compared = []
     with Job(out):
         for bench in shared:
@@ -275,7 +275,7 @@ def compare_runs(
 def build_comparison(
     runs: Sequence[EvalRun], compared: Sequence[Compared], *, left_out: Sequence[str], rounds: bool
 ) -> Report:
-    """The report; the first run is what the others are compared with. With `rounds`, runs are rounds in order."""
+    """Build the report. The other runs are compared with the first; with `rounds`, runs are rounds in order."""
     names = [run.name for run in runs]
     report = Report(" against ".join(names) if len(names) == 2 else f"{len(names)} PRMs side by side")
     report.subtitle = "; ".join(runs[0].metrics["benchmarks"][one.bench]["described"] for one in compared)
@@ -293,13 +293,13 @@ def build_comparison(
     if any(tokens.values()):
         caption = "Tokens behind the scores: read by a PRM, read and written by a critic ↓"
         report.counts("PRM", tokens, caption=caption, unit="tokens")
-    without = f" Left out because not in all runs: {', '.join(left_out)}." if left_out else ""
+    without = f" Left out, because not in all runs: {', '.join(left_out)}." if left_out else ""
     report.text(f"""
 ## How to read this
 
 All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
-**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so problems that are
-hard for all PRMs cancel out. p is two-sided and not corrected for the number of comparisons.{without}
+**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for every PRM, so problems that
+are hard for all of them cancel out. p is two-sided and not corrected for the number of comparisons.{without}
 """)
     report.metrics |= {
         "prism_prm": __version__,
@@ -310,11 +310,11 @@ hard for all PRMs cancel out. p is two-sided and not corrected for the number of
 
 
 def _findings(one: Compared) -> list[str]:
-    """Per PRM whether it is more than the first one with its level moved."""
+    """For each PRM, whether it is better than the first one shifted."""
     if not one.controls:
         return [
             f"{one.bench}: {one.runs[0]} cannot be shifted (only verdicts, or a threshold of 0 or 1), so there is no "
-            f"control."
+            "control."
         ]
     return [f"{one.bench}: {finding(control)}" for control in one.controls.values()]
 
@@ -374,7 +374,7 @@ def _add_benchmark(report: Report, one: Compared, *, rounds: bool) -> None:
         )
         with report.figure(
             f"{one.bench}-rounds",
-            caption="What the rounds of training change, with 95 % intervals.",
+            caption="Metrics over the rounds of training, with 95 % intervals.",
             alt=f"FPR, FNR and precision over the rounds {', '.join(one.runs)}",
         ) as axes:
             for metric, style in zip(("fpr", "fnr", "precision"), STYLES, strict=False):
@@ -385,8 +385,8 @@ def _add_benchmark(report: Report, one: Compared, *, rounds: bool) -> None:
 
     base, rows = tables[first]["fpr"].value, []
     for name, table in tables.items():
-        gone = 1 - table["fpr"].value / base if base else float("nan")
-        rows.append([name, *(shown(table[metric]) for metric in PAPER_RATES), percent(gone)])
+        reduction = 1 - table["fpr"].value / base if base else float("nan")
+        rows.append([name, *(shown(table[metric]) for metric in PAPER_RATES), percent(reduction)])
     headers = ["PRM", *(RATES[metric] for metric in PAPER_RATES), "FPR reduction ↑"]
     report.table(headers, rows, caption="Rates, steps pooled (%)", best="columns")
     if rows := metric_rows(RANKINGS, list(tables.values())):
@@ -415,9 +415,9 @@ def _add_benchmark(report: Report, one: Compared, *, rounds: bool) -> None:
 # --- the control
 
 TOLERANCE = 0.01
-"""How far from the other PRM's rate the control may be for a difference to say anything."""
+"""The maximum distance of the control's rate from the PRM's for which the two count as matched."""
 FREE = {"fnr": "fpr", "fpr": "fnr"}
-"""The rate that is matched → the one that then tells the two apart."""
+"""By matched rate: the other rate, on which the two are compared."""
 VERDICTS = {
     "better": "{name} is better than {first} shifted",
     "worse": "{name} is worse than {first} shifted",
@@ -425,12 +425,12 @@ VERDICTS = {
     "a shift": "{name} does not differ significantly from {first} shifted",
     "unmatched": "no shift of {first} reaches {name}'s rates (too many equal scores), so they cannot be compared",
 }
-"""Verdict → what it means."""
+"""The meaning of each verdict."""
 
 
 @dataclass(frozen=True)
 class Shifted:
-    """The first PRM with its log-odds shifted by a constant, fitted again in every draw."""
+    """The first PRM with its log-odds shifted by a constant, which is fitted in every draw."""
 
     shift: Measured
     rates: Table
@@ -438,19 +438,19 @@ class Shifted:
 
 @dataclass(frozen=True)
 class Control:
-    """One PRM against the first one moved to its FNR, and to its FPR."""
+    """One PRM, and the first PRM shifted to the same FNR and to the same FPR."""
 
     first: str
     name: str
     own: Table
     """The rates of the PRM itself."""
     at: dict[str, Shifted]
-    """The rate that is matched → the first PRM moved there."""
+    """By matched rate: the first PRM shifted."""
     num_fixed: int
     """Steps that no shift moves: scores of exactly 0 or 1, and those judged by redundancy."""
 
     def difference(self, match: str, rate: str) -> Comparison:
-        """The PRM minus the control that matches its `match`."""
+        """The PRM minus the control with the same `match`."""
         return self.own[rate].minus(self.at[match].rates[rate])
 
     def is_matched(self, match: str) -> bool:
@@ -459,26 +459,27 @@ class Control:
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS: what the two rates that are left free say where they surely differ."""
+        """One of VERDICTS, from the significant differences in the rates that are not matched."""
         matched = [self.difference(match, FREE[match]) for match in MATCHES if self.is_matched(match)]
-        lower, higher = any(one.high < 0 for one in matched), any(one.low > 0 for one in matched)
+        lower = any(difference.high < 0 for difference in matched)
+        higher = any(difference.low > 0 for difference in matched)
         if not matched:
             return "unmatched"
         return {(True, False): "better", (False, True): "worse", (True, True): "mixed"}.get((lower, higher), "a shift")
 
 
 def make_controls(measurers: Mapping[str, Measurer], scores: Floats) -> dict[str, Control]:
-    """A control for every PRM but the first, whose `scores` are given; none where no shift changes its verdicts."""
+    """A control for every PRM but the first, whose scores are `scores`; empty if no shift changes its verdicts."""
     (name, first), *others = measurers.items()
     right, num_clusters = first.steps.right, first.steps.num_clusters
-    keep = np.logical_and.reduce([one.steps.judged for one in measurers.values()])
+    keep = np.logical_and.reduce([measurer.steps.judged for measurer in measurers.values()])
     num_fixed = int(np.isin(scores[keep], (0, 1)).sum())
     if not 0 < first.threshold < 1 or num_fixed == keep.sum():
         return {}
     clusters = first.steps.step_cluster[keep]
     columns = np.concatenate([metrics.confusion(right, other.good)[keep] for _, other in others], axis=1)
     sums = cluster_sums(columns, clusters, num_clusters)
-    # The first resample is everything once: the value itself; the draws follow.
+    # The first resample has every problem once, which gives the value itself; the draws follow.
     counts = np.concatenate([sums.sum(axis=0)[None], resampled_sums(sums, first.draws)])
     shifts = Shifts.of(right[keep], scores[keep])
     cuts, reached = shifts.fit(
@@ -494,27 +495,27 @@ def make_controls(measurers: Mapping[str, Measurer], scores: Floats) -> dict[str
         return Shifted(measured(amounts[:, o, m]), rates)
 
     return {
-        called: Control(name, called, other.rates(keep), {m: shifted(o, i) for i, m in enumerate(MATCHES)}, num_fixed)
-        for o, (called, other) in enumerate(others)
+        prm: Control(name, prm, other.rates(keep), {m: shifted(o, i) for i, m in enumerate(MATCHES)}, num_fixed)
+        for o, (prm, other) in enumerate(others)
     }
 
 
 def finding(control: Control) -> str:
-    """Whether the PRM is more than the first one shifted, in words and numbers."""
-    said = [f"{_verdict(control)}."]
+    """Whether the PRM is better than the first one shifted, in words and numbers."""
+    sentences = [f"{_verdict(control)}."]
     for match, moved in control.at.items():
-        rate, aim, reached = FREE[match], control.own[match].value, moved.rates[match].value
-        short = "" if percent(reached) == percent(aim) else f" (it reaches {percent(reached)} %)"
-        said.append(
-            f"At {control.name}'s {match.upper()} of {percent(aim)} %{short}, {control.first} shifted has "
+        rate, target, reached = FREE[match], control.own[match].value, moved.rates[match].value
+        short = "" if percent(reached) == percent(target) else f" (it reaches {percent(reached)} %)"
+        sentences.append(
+            f"At {control.name}'s {match.upper()} of {percent(target)} %{short}, {control.first} shifted has "
             f"{rate.upper()} {shown(moved.rates[rate])} %; {control.name} has {shown(control.own[rate])} %: "
             f"difference {signed_percent(control.difference(match, rate))} points."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def headline(control: Control) -> str:
-    """The finding in one sentence: what is left of the difference at the same FNR."""
+    """The finding in one sentence: the difference at the same FNR."""
     match = next(iter(MATCHES))
     rate = FREE[match]
     own, moved = control.own, control.at[match].rates
@@ -531,7 +532,7 @@ def _verdict(control: Control) -> str:
 
 
 def add_control(report: Report, control: Control, first: Table) -> None:
-    """The table of one PRM beside the first one, as it is and shifted."""
+    """Add the table of one PRM beside the first one, as it is and shifted."""
     name, base = control.name, control.first
     rows = []
     for rate in ("fpr", "fnr", "precision", "prm_score"):
@@ -539,13 +540,13 @@ def add_control(report: Report, control: Control, first: Table) -> None:
         differences = [signed_percent(control.difference(match, rate)) for match in control.at]
         rows.append([RATES[rate], shown(first[rate]), *moved, shown(control.own[rate]), *differences])
     shifts = []
-    for found in (shifted.shift.interval() for shifted in control.at.values()):
-        bounds = "" if math.isnan(found.low) else f" [{found.low:.2f}, {found.high:.2f}]"
-        shifts.append(f"{found.value:+.2f}{bounds}".replace("-", "−"))
+    for shift in (shifted.shift.interval() for shifted in control.at.values()):
+        bounds = "" if math.isnan(shift.low) else f" [{shift.low:.2f}, {shift.high:.2f}]"
+        shifts.append(f"{shift.value:+.2f}{bounds}".replace("-", "−"))
     rows.append(["shift of log-odds", "0", *shifts, *[NO_DATA] * (1 + len(MATCHES))])
     moved_to = [f"{base} shifted to the same {match.upper()}" for match in control.at]
     minus = [f"difference at the same {match.upper()}" for match in control.at]
-    caption = f"Is {name} more than {base} shifted? (%)"
+    caption = f"Is {name} better than {base} shifted? (%)"
     report.table(["metric", base, *moved_to, name, *minus], rows, caption=caption, best="rows", apart=minus)
     report.text(escaped(finding(control)))
     if control.num_fixed:

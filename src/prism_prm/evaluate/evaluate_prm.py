@@ -1,6 +1,6 @@
-"""`evaluate_prm`, all of `prism eval` from top to bottom: read benchmarks, attach scores, measure, write a report.
+"""`evaluate_prm`: read benchmarks, attach scores, measure, and write a report. `prism eval` calls it.
 
-`evaluate_steps` is the part of it that measures: the threshold, the subsets, all metrics with intervals.
+`evaluate_steps` is the measuring part: the threshold, the subsets, and all metrics with intervals.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ class EvalSettings:
     """A step counts as right if its score is above this. By default the threshold of the PRM's card, but 0.5 for
     PRMBench and ProcessBench, as their rules require. "prm" uses the card's threshold for them too."""
     target_tpr: Annotated[float, Range(above=0, most=1)] | None = None
-    """Instead of `threshold`: choose the highest threshold that keeps this share of the right steps of held-out
-    problems."""
+    """Choose the highest threshold that keeps this fraction of the right steps of held-out problems, instead of
+    `threshold`."""
     holdout: Annotated[float, Range(above=0, below=1)] = 0.2
-    """The share of problems held out to choose a threshold. They are not measured."""
+    """The fraction of problems held out to choose the threshold for `target_tpr`. They are not measured."""
     redundancy_threshold: Share | None = field(default=None, metadata={SHOWN: "the critic's format, or 0.15"})
     """For PRMs with a redundancy score: a step is redundant above this (PRMBench NR and NCL). By default ReasonEval's
-    0.15, and for a critic what its format says."""
+    0.15, or the value of a critic's format."""
     num_draws: Annotated[int, Range(100)] = NUM_DRAWS
     """The number of bootstrap draws of problems for the intervals."""
     seed: Natural = SEED
-    """The seed for the draws and for every choice of problems."""
+    """The seed for the draws, --limit and held-out problems."""
 
     def __post_init__(self) -> None:
         check(self)
 
     def settled(self, card: CardValues | None) -> EvalSettings:
-        """With what the PRM's card says where nothing is given."""
+        """These settings, with the redundancy threshold of the PRM's card unless one is set."""
         own = REDUNDANCY_THRESHOLD if card is None or card.redundancy_threshold is None else card.redundancy_threshold
         return replace(self, redundancy_threshold=own) if self.redundancy_threshold is None else self
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """The threshold that was used, and where it came from."""
+    """The threshold in use, and where it comes from."""
 
     value: float
     origin: str
@@ -94,9 +94,9 @@ class Evaluation:
     notes: dict[str, int]
     threshold: Threshold
     subsets: dict[str, SubsetResult]
-    """`all`, and where training problems were given also `clean` and `contaminated`."""
+    """`all`; with `trained_on`, also `clean` and `contaminated`."""
     steps: Steps = field(repr=False)
-    """What was measured, without held-out problems."""
+    """The measured steps, without held-out problems."""
     curve: dict[str, list[float]] = field(default_factory=dict)
     histogram: dict[str, list[float]] = field(default_factory=dict)
     pairs: PairTable | None = None
@@ -122,17 +122,17 @@ def evaluate_prm(
     store: str | Path | None = None,
     prm_options: PrmOptions | None = None,
 ) -> dict[str, Evaluation]:
-    """Measure how well a PRM judges steps, and write a report; returns the evaluation of each benchmark.
+    """Measure how well a PRM judges steps, and write a report. Returns the evaluation of each benchmark.
 
-    Scores are kept in `out`: to try another threshold without scoring again, repeat the call with the same PRM and
+    Scores are kept in `out`. To try another threshold without scoring again, repeat the call with the same PRM and
     `out`.
 
     Args:
         prm: a PRM, or its folder or hub id; None with `scores` or `predictions`.
-        bench: prmbench, processbench, labelled, pairs, or one that an installed package adds; or several.
+        bench: prmbench, processbench, labeled, pairs, or one that an installed package adds; or several.
         out: folder for report.html, report.md, metrics.json and scores.
         data: files or folders of the benchmark, or a hub id; by default the data comes from the hub.
-        split: for labelled and pairs, use only this split of a folder written by `build_pairs`.
+        split: for labeled and pairs, use only this split of a folder written by `build_pairs`.
         scores: instead of a PRM, a scores table of this data.
         predictions: instead of a PRM, JSON lines {"id": "…", "scores": […]} or {"id": "…", "labels": […]}.
         name: the PRM's name in the report; default: the last part of its folder or hub id.
@@ -140,37 +140,36 @@ def evaluate_prm(
         limit: the maximum number of items of each class or split, chosen by the settings' seed.
         settings: threshold, bootstrap draws and seed.
         store: a folder of scores to reuse and extend.
-        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
+        prm_options: how to load PRMs given as folders or hub ids, the settings of critics, and a Ray cluster.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)
-        >>> found = evaluate_prm("my-prm", "labelled", "eval", data="labelled.jsonl", settings=settings)
-        >>> found["labelled"].subsets["all"].num_steps
+        >>> evaluations = evaluate_prm("my-prm", "labeled", "eval", data="labeled.jsonl", settings=settings)
+        >>> evaluations["labeled"].subsets["all"].num_steps
         12
     """
     settings, out, options = settings or EvalSettings(), Path(out), prm_options or PrmOptions()
     benches = [bench] if isinstance(bench, str) else list(bench)
 
-    # Refuse what cannot work, before anything is read or loaded.
+    # Refuse what cannot work before anything is read or loaded.
     if not benches:
         raise ConfigError("--bench is empty; name a benchmark")
     sources = {"--prm": prm, "--scores": scores, "--predictions": predictions}
     given = {option: value for option, value in sources.items() if value is not None}
     if len(given) != 1:
-        what = f"got {' and '.join(given)}" if given else "got none"
-        raise ConfigError(f"give one of --prm, --scores and --predictions; {what}")
+        raise ConfigError(f"give one of --prm, --scores and --predictions; got {' and '.join(given) or 'none'}")
     [(option, value)] = given.items()
     if len(benches) > 1 and option != "--prm":
         raise ConfigError(f"{option} is one file, so give one --bench with it, not {', '.join(benches)}")
     source = str(value) if isinstance(value, str | Path) else type(value).__name__
-    for one in benches:
-        find_benchmark(one)
+    for bench_name in benches:
+        find_benchmark(bench_name)
     read = [place for places in (data, scores, predictions, trained_on) if places for place in as_places(places)]
-    keep_inputs(read, [out / "metrics.json", *(steps_file(out, one) for one in benches)])
-    called = check_name(name) if name else own_name(source)
+    keep_inputs(read, [out / "metrics.json", *(steps_file(out, bench_name) for bench_name in benches)])
+    run_name = check_name(name) if name else own_name(source)
     if not name and Path(source).is_file():
-        called = called.split(".")[0] or called
-    if is_critic(prm):  # unless its settings say otherwise, the benchmark decides how a missing verdict counts
+        run_name = run_name.split(".")[0] or run_name
+    if is_critic(prm):  # by default the benchmark decides how a missing verdict counts
         critic = replace(options.critic, on_missing=options.critic.on_missing or "skip")
         options = replace(options, critic=critic)
     if prm is not None:
@@ -183,11 +182,11 @@ def evaluate_prm(
     if trained_on:
         find_sources(trained_on)
 
-    everything = {}
-    for one in benches:
-        items = read_benchmark(one, data, split)
+    items_by_bench = {}
+    for bench_name in benches:
+        items = read_benchmark(bench_name, data, split)
         items = items.some(limit, settings.seed) if limit else items
-        everything[one] = items.checked_against([Path(file) for file in trained_on]) if trained_on else items
+        items_by_bench[bench_name] = items.checked_against([Path(file) for file in trained_on]) if trained_on else items
 
     evaluations = {}
     card: CardValues | None = None
@@ -195,8 +194,8 @@ def evaluate_prm(
     scored: list[StepTree] = []
     scorer: Scorer | None = None
     with Job(out), contextlib.ExitStack() as opened:
-        for one, items in everything.items():
-            say(f"{items.described()}, from {len(items.files)} files")
+        for bench_name, items in items_by_bench.items():
+            say(f"{items.describe()}, from {len(items.files)} files")
             if predictions is not None:
                 steps, notes = steps_from_predictions(items, predictions)
             else:
@@ -205,7 +204,7 @@ def evaluate_prm(
                 else:
                     assert prm is not None, "one of the three is given"
                     scorer = scorer or opened.enter_context(opened_prm(prm, options))
-                    with progress(f"scoring {one}", len(items.items), unit="items") as advance:
+                    with progress(f"scoring {bench_name}", len(items.items), unit="items") as advance:
                         table = score_benchmark(scorer, items, out, store=store, advance=advance)
                     trees = [item.tree for item in items.items]
                     tokens = (tokens or 0) + scorer.count_all(trees)
@@ -213,12 +212,12 @@ def evaluate_prm(
                 steps, about = steps_from_table(items, table)
                 card = card_of_scores(table) if scorer is None else card_values(scorer)
                 model_hash, notes = about["model_hash"], about["notes"]
-            with progress(f"measuring {one}", settings.num_draws, unit="draws") as advance:
-                evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=card)
+            with progress(f"measuring {bench_name}", settings.num_draws, unit="draws") as advance:
+                evaluations[bench_name] = evaluate_steps(items, steps, settings, notes=notes, card=card)
                 advance(settings.num_draws)
 
         summary = None if scorer is None else scorer.summary(scored)
-        run = RunInfo(called, source, model_hash, tokens, summary)
+        run = RunInfo(run_name, source, model_hash, tokens, summary)
         write_run(out, run, list(evaluations.values()), settings.settled(card))
     return evaluations
 
@@ -235,16 +234,16 @@ def evaluate_steps(
 
     Args:
         items: the benchmark, from `read_benchmark`.
-        steps: its steps with scores, from `steps_from_predictions` for example.
+        steps: its steps with scores, for example from `steps_from_predictions`.
         settings: threshold, bootstrap draws and seed.
-        notes: what was left out and how often, for the report.
+        notes: counts of what was left out, by reason, for the report.
         card: the values of the PRM's card, for the threshold; `card_values(prm)` of `prism_prm.aggregate`.
 
     Example:
-        >>> items = read_benchmark("labelled", "labelled.jsonl")
+        >>> items = read_benchmark("labeled", "labeled.jsonl")
         >>> steps, notes = steps_from_predictions(items, "predictions.jsonl")
-        >>> found = evaluate_steps(items, steps, EvalSettings(num_draws=100), notes=notes)
-        >>> found.subsets["all"].counts["fp"]
+        >>> evaluation = evaluate_steps(items, steps, EvalSettings(num_draws=100), notes=notes)
+        >>> evaluation.subsets["all"].counts["fp"]
         0
     """
     settings = (settings or EvalSettings()).settled(card)
@@ -260,7 +259,7 @@ def evaluate_steps(
             if keep.any():
                 subsets[name] = _measure(benchmark, rest.only(keep), threshold.value, settings)
     return Evaluation(
-        items.name, items.described(), items.complete, items.files, {**items.notes, **(notes or {})},
+        items.name, items.describe(), items.complete, items.files, {**items.notes, **(notes or {})},
         threshold, subsets, rest,
         curve=error_curve(total), histogram=histogram(total),
         pairs=measure_pairs(total, settings.num_draws, settings.seed),
@@ -272,15 +271,17 @@ def evaluate_steps(
 def _choose_threshold(
     benchmark: Benchmark, steps: Steps, settings: EvalSettings, card: CardValues | None
 ) -> tuple[Threshold, Steps]:
-    """The threshold that is given, or the benchmark's rule, or the card's, or one chosen on held-out problems; and the
-    steps left to measure."""
+    """The threshold, and the steps to measure.
+
+    It is chosen on held-out problems with `target_tpr`; else it is that of the settings, the benchmark or the card.
+    """
     if settings.target_tpr is None:
         if settings.threshold is None and benchmark.threshold is not None:
             return Threshold(benchmark.threshold, "the benchmark's rule"), steps
         fixed = aggregate.choose_threshold(None if settings.threshold == "prm" else settings.threshold, card)
         return Threshold(fixed.value, fixed.origin), steps
     if steps.hard:
-        raise ConfigError("a threshold can be chosen only for scores; give scores instead of labels")
+        raise ConfigError("a threshold can be chosen only for scores; use predictions with scores instead of labels")
     rng = np.random.default_rng(settings.seed)
     held = np.zeros(steps.num_clusters, bool)
     held[rng.permutation(steps.num_clusters)[: max(1, round(settings.holdout * steps.num_clusters))]] = True
@@ -290,7 +291,8 @@ def _choose_threshold(
     value = metrics.threshold_for_tpr(held_out.right[judged], held_out.probability[judged], settings.target_tpr)
     if math.isnan(value) or not rest.items:
         raise DataError(
-            f"{held_out.num_clusters} held-out problems have no right step to choose a threshold on; hold out more"
+            f"the {held_out.num_clusters} held-out problems have no right step to choose a threshold on; hold out more "
+            "with --set holdout=…"
         )
     tpr = float(np.mean(held_out.probability[held_out.right & judged] > value))
     num_right = int(held_out.right.sum())
@@ -312,13 +314,13 @@ def _measure(benchmark: Benchmark, steps: Steps, threshold: float, settings: Eva
 
 
 def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> None:
-    """There must be a card to take a threshold from; looked up before the PRM is loaded."""
+    """Raise if there is no card with a threshold, before the PRM is loaded."""
     from prism_prm.models.card import CARD_FILE, read_card
     from prism_prm.models.model_files import local_folder
 
     lacking = ""
     if remote_place(prm) is not None or is_critic(prm):
-        return  # its server or format says
+        return  # the server or the format has a threshold
     if isinstance(prm, str | Path):
         has_card = read_card(local_folder(str(prm_folder(prm)))) is not None
         lacking = f", which {prm} lacks"

@@ -1,4 +1,4 @@
-"""`look_at`: the first solutions of a file with each PRM's score of every step, as `prism look` shows them."""
+"""`look_at`: the first solutions of a file with each PRM's score of every step. `prism score --show` calls it."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from prism_prm.tree import StepTree
 
 @dataclass(frozen=True, slots=True)
 class JudgedSolution:
-    """What one PRM says of a solution."""
+    """One PRM's scores of a solution."""
 
     prm: str
     threshold: float
     aggregator: str
     probabilities: tuple[float | None, ...]
-    """P(right) of each step; None where the PRM gave no score."""
+    """P(right) of each step; None without a score."""
     first_error: int | None
-    """The first step at or below the threshold; None where there is none, or the steps are no single solution."""
+    """The first step at or below the threshold; None if there is none, or for a tree of candidates."""
     score: float | None
-    """The solution's score; None where a step has none, or the steps are no single solution."""
+    """The solution's score; None if a step has none, or for a tree of candidates."""
 
     def is_right(self, step: int) -> bool | None:
-        """Whether a step counts as right; None where it has no score."""
+        """Whether a step counts as right; None without a score."""
         probability = self.probabilities[step]
         return None if probability is None else probability > self.threshold
 
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """A solution, or a tree of candidate steps, as PRMs see it."""
+    """A solution, or a tree of candidate steps, with the scores of each PRM."""
 
     tree: StepTree
     by_prm: tuple[JudgedSolution, ...]
@@ -58,16 +58,16 @@ def look_at(
     options: ReadOptions | None = None,
     prm_options: PrmOptions | None = None,
 ) -> list[LookedAt]:
-    """The first solutions of files with each PRM's score of every step; nothing is written.
+    """Score the first solutions of files step by step with each PRM; nothing is written.
 
     Args:
-        prms: name → a PRM, or its folder or hub id.
+        prms: PRMs, or their folders or hub ids, by name.
         inputs: files, folders or hub datasets: problems with steps, trees, or pools of solutions.
-        limit: how many solutions, starting with the first; None for all.
+        limit: the number of solutions, starting with the first; None for all.
         threshold: a step counts as right above this probability; by default each PRM's own.
-        format: the format of the input; by default its records decide.
-        options: how records are read, and what is done with bad ones.
-        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
+        format: the format of the input; by default it is recognized by the fields of the records.
+        options: how to read records, and what to do with bad ones.
+        prm_options: how to load PRMs given as folders or hub ids, the settings of critics, and a Ray cluster.
 
     Example:
         >>> [first, *_] = look_at({"mine": "my-prm"}, "solutions.jsonl", limit=2)
@@ -82,19 +82,19 @@ def look_at(
     for name, place in prms.items():
         scorer = open_prm(place, replace(prm_options or PrmOptions(), on_too_long="skip"), name)
         with progress(f"scoring, {name}", len(trees), unit="solutions") as advance:
-            found = scorer.score_trees(trees, advance=advance)
+            scored = scorer.score_trees(trees, advance=advance)
         card = card_values(scorer)
-        how, limit_of_right = choose_aggregator(None, card).value, choose_threshold(threshold, card).value
+        aggregator, cutoff = choose_aggregator(None, card).value, choose_threshold(threshold, card).value
         column = []
-        for tree, one in zip(trees, found, strict=True):
-            values = tuple(None if np.isnan(value) else float(value) for value in one.probability)
+        for tree, scores in zip(trees, scored, strict=True):
+            values = tuple(None if np.isnan(value) else float(value) for value in scores.probability)
             first_error = score = None
             if all(parent == number - 1 for number, parent in enumerate(tree.parents)):  # a single solution
-                wrong = (i for i, value in enumerate(values) if value is not None and value <= limit_of_right)
+                wrong = (i for i, value in enumerate(values) if value is not None and value <= cutoff)
                 known = [value for value in values if value is not None]
                 first_error = next(wrong, None)
-                score = solution_score(known, how) if known and len(known) == len(values) else None
-            column.append(JudgedSolution(name, limit_of_right, how, values, first_error, score))
+                score = solution_score(known, aggregator) if known and len(known) == len(values) else None
+            column.append(JudgedSolution(name, cutoff, aggregator, values, first_error, score))
         columns.append(column)
         for note in scorer.notes():
             say(note)

@@ -1,7 +1,7 @@
 """Judged steps as columns, and their metrics with bootstrap intervals, all from one set of draws.
 
-The items' steps lie one after the other; `starts` says where each item begins. The file of steps is self-contained: two
-runs can be compared without the benchmark's texts.
+The steps of all items are concatenated; `starts` has the index of each item's first step. The file of steps is
+self-contained: two runs can be compared without the benchmark's texts.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Steps:
     """1 yes, 0 no, −1 not checked."""
     starts: Ints
     parent: Ints
-    """Node before the step, −1 for a first step."""
+    """The node before the step; −1 for a first step."""
     label: npt.NDArray[np.int8]
     """1 right, 0 wrong, −1 not judged."""
     probability: Floats
-    """NaN where a critic gave no verdict."""
+    """NaN if a critic gave no verdict."""
     redundancy: Floats | None = None
     hard: bool = False
     """Whether the scores are only verdicts (0 or 1), which give no ranking."""
     item_content: tuple[str, ...] | None = None
-    """The content hash of each item; None in tables of earlier versions."""
+    """The content hash of each item; None in files of earlier versions."""
 
     @cached_property
     def lengths(self) -> Ints:
@@ -72,17 +72,17 @@ class Steps:
 
     @cached_property
     def step_item(self) -> Ints:
-        """For every step the ordinal of its item."""
+        """The index of each step's item."""
         return np.repeat(np.arange(len(self.items)), self.lengths)
 
     @cached_property
     def step_group(self) -> Ints:
-        """For every step the group of its item."""
+        """The group of each step's item."""
         return self.item_group[self.step_item]
 
     @cached_property
     def step_cluster(self) -> Ints:
-        """For every step the cluster of its item."""
+        """The cluster of each step's item."""
         return self.item_cluster[self.step_item]
 
     @cached_property
@@ -100,18 +100,18 @@ class Steps:
 
     @cached_property
     def are_chains(self) -> bool:
-        """Whether every item is one plain solution, so that "first" means something."""
+        """Whether every item is a single solution, so that "first step" is defined."""
         before = np.arange(len(self.label)) - np.repeat(self.starts, self.lengths) - 1
         return bool((self.parent == before).all())
 
     def first_judged_bad(self, bad: Bools) -> Ints:
-        """Per item the first of the bad steps, −1 if none is, and −2 if a step before it has no score."""
+        """The first bad step of each item, −1 if there is none, and −2 if a step before it has no score."""
         unscored = np.isnan(self.probability)
         first, gap = metrics.first_bad(bad & ~unscored, self.starts), metrics.first_bad(unscored, self.starts)
         return np.where((gap >= 0) & ((first < 0) | (gap < first)), -2, first)
 
     def only(self, keep: Bools) -> Steps:
-        """Some of the items (a mask over items), with clusters and groups renumbered."""
+        """The items in a mask over items, with clusters and groups renumbered."""
         step_keep = np.repeat(keep, self.lengths)
         lengths = self.lengths[keep]
         present, groups = np.unique(self.item_group[keep], return_inverse=True)
@@ -137,10 +137,10 @@ class Steps:
         return self.only(np.isin(self.group_names, names)[self.item_group])
 
 
-_AGAIN = "run `prism eval` again"
+_RERUN = "rerun `prism eval`"
 _COLUMNS = ("item", "group", "cluster", "contaminated", "parent", "label", "probability", "redundancy")
 _CONTENT = "content_hash"
-"""A column that tables of earlier versions do not have."""
+"""A column that files of earlier versions do not have."""
 
 
 def write_steps(path: str | Path, steps: Steps) -> None:
@@ -148,8 +148,8 @@ def write_steps(path: str | Path, steps: Steps) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def names(values: Sequence[str], at: Ints) -> Any:
-        return pa.DictionaryArray.from_arrays(pa.array(at, pa.int32()), pa.array(list(values), pa.string()))
+    def names(values: Sequence[str], indices: Ints) -> Any:
+        return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(list(values), pa.string()))
 
     columns = [
         names(steps.items, steps.step_item),
@@ -164,28 +164,28 @@ def write_steps(path: str | Path, steps: Steps) -> None:
     table = pa.Table.from_arrays(columns, names=list(_COLUMNS))
     if steps.item_content is not None:
         table = table.append_column(_CONTENT, names(steps.item_content, steps.step_item))
-    with whole_file(path) as aside:
-        pq.write_table(table.replace_schema_metadata({"hard": str(int(steps.hard))}), aside)
+    with whole_file(path) as partial_file:
+        pq.write_table(table.replace_schema_metadata({"hard": str(int(steps.hard))}), partial_file)
 
 
 def read_steps(path: str | Path) -> Steps:
-    """What `write_steps` wrote."""
+    """Read a file of `write_steps`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if not Path(path).exists():
-        raise DataError(f"{path}: no such file; {_AGAIN}")
+        raise DataError(f"{path}: no such file; {_RERUN}")
     words, kinds = pa.dictionary(pa.int32(), pa.string()), (pa.int32(), pa.int8(), pa.int32(), pa.int8())
     types = (words, words, *kinds, pa.float64(), pa.float64(), words)
-    with reading_parquet(path, _AGAIN):
+    with reading_parquet(path, _RERUN):
         table = pq.read_table(path)
         if tuple(table.column_names) not in (_COLUMNS, (*_COLUMNS, _CONTENT)):
-            raise DataError(f"{path}: not a table of judged steps; it has the columns {table.column_names}")
+            raise DataError(f"{path}: not a file of judged steps (its columns are {table.column_names}); {_RERUN}")
         fields = [pa.field(*field, nullable=False) for field in zip(table.column_names, types, strict=False)]
         table = fitted(path, table, pa.schema(fields))
     clusters = table["cluster"].to_numpy().astype(np.int64)
     if not len(clusters) or not 0 <= clusters.min() <= clusters.max() < len(clusters):
-        raise DataError(f"{path}: its problems have no numbers; {_AGAIN}")
+        raise DataError(f"{path}: the column 'cluster' has no valid numbers; {_RERUN}")
     item = table["item"].combine_chunks()
     step_item, names = item.indices.to_numpy(), item.dictionary.to_pylist()
     starts = np.flatnonzero(np.diff(step_item, prepend=-1)).astype(np.int64)
@@ -220,7 +220,7 @@ RATES = {
     "accuracy": "Accuracy ↑",
     "prm_score": "PRMScore ↑",
 }
-"""Metrics that depend on the threshold, in percent; the arrow says which way is better."""
+"""Metrics that depend on the threshold, in percent; the arrow shows which direction is better."""
 
 RANKINGS = {
     "auroc": "AUROC ↑",
@@ -239,7 +239,7 @@ FIRST_ERRORS = {
     "first_error_late": "a later step blamed",
     "first_error_missed": "none blamed",
 }
-"""Where the first step judged bad is, in solutions with an error, in percent."""
+"""Where the first step judged bad is, in percent of solutions with an error."""
 
 NUM_BINS = 10
 """Bins of the calibration error."""
@@ -252,7 +252,7 @@ MARGIN_EDGES = np.array([0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0])
 
 @dataclass(frozen=True)
 class Measured:
-    """A metric's value and its value in every draw; two systems measured on the same draws can be compared."""
+    """A metric's value, and its value in every draw. PRMs measured on the same draws can be compared."""
 
     value: float
     replicates: Floats = field(repr=False)
@@ -266,17 +266,17 @@ class Measured:
 
 
 Table = dict[str, Measured]
-"""Metric → what was measured."""
+"""By metric."""
 Tables = dict[str, Table]
 
 
 def shown(measured: Measured | None) -> str:
-    """A share in percent with its interval."""
+    """A metric in percent with its interval."""
     return NO_DATA if measured is None else percent(measured.interval())
 
 
 def metric_rows(names: Mapping[str, str], tables: Sequence[Table]) -> list[list[str]]:
-    """A row per metric, a column per table; metrics that no table has are left out."""
+    """A row per metric, and a column per table. Metrics that no table has are left out."""
     return [
         [label, *(shown(table.get(name)) for table in tables)]
         for name, label in names.items()
@@ -291,20 +291,20 @@ def all_rates(counts: Floats, *, positives_only: bool = False) -> dict[str, Floa
 
 
 def intervals(table: Any) -> Any:
-    """The same nesting with intervals in the place of measurements: what goes into metrics.json."""
+    """Nested tables with intervals instead of measurements, for metrics.json."""
     return {k: v.interval() if isinstance(v, Measured) else intervals(v) for k, v in table.items()}
 
 
 @dataclass(frozen=True)
 class SubsetResult:
-    """Everything measured on one set of items."""
+    """All metrics of one set of items."""
 
     num_items: int
     num_steps: int
     num_problems: int
     counts: dict[str, int]
     tables: Tables
-    """`steps` (rates, rankings, calibration, first errors), and what the benchmark adds."""
+    """`steps` (rates, rankings, calibration, first errors), and the benchmark's own tables."""
     groups: Tables
     """Rates and AUROC by class or split."""
     group_counts: dict[str, dict[str, int]]
@@ -319,11 +319,11 @@ class Measurer:
     num_draws: int = NUM_DRAWS
     seed: int = SEED
     verdicts: Bools | None = None
-    """Which steps are judged good, where that is not simply by the threshold."""
+    """Which steps are judged good. By default those above the threshold."""
 
     @cached_property
     def draws(self) -> ClusterDraws:
-        """How often each problem is in each draw."""
+        """How often each draw has each problem."""
         return cluster_draws(self.steps.num_clusters, self.num_draws, self.seed)
 
     @cached_property
@@ -332,7 +332,7 @@ class Measurer:
         return self.steps.probability > self.threshold if self.verdicts is None else self.verdicts
 
     def of_sums(self, sums: Floats, compute: Callable[[Floats], Mapping[str, Floats]]) -> Table:
-        """Metrics that are functions of column sums (clusters, columns); `compute` keeps leading axes."""
+        """Metrics that are functions of column sums, given as (clusters, columns); `compute` keeps leading axes."""
         values, drawn = compute(sums.sum(axis=0)), compute(resampled_sums(sums, self.draws))
         clusters = self.steps.num_clusters
         return {name: Measured(float(values[name]), np.asarray(drawn[name]), clusters) for name in values}
@@ -344,18 +344,18 @@ class Measurer:
         return self.steps.judged if keep is None else keep & self.steps.judged
 
     def counts(self, keep: Bools | None = None) -> dict[str, int]:
-        """TP, FP, TN, FN of the judged steps (of those in `keep`)."""
+        """TP, FP, TN and FN of the judged steps, optionally only those in `keep`."""
         kept = self._judged(keep)
         counts = metrics.sum_counts(self.steps.right[kept], self.good[kept]).astype(int).tolist()
         return dict(zip(("tp", "fp", "tn", "fn"), counts, strict=True))
 
     def rates(self, keep: Bools | None = None) -> Table:
-        """Every rate of the judged steps (of those in `keep`)."""
+        """Every rate of the judged steps, optionally only those in `keep`."""
         sums = self._step_sums(metrics.confusion(self.steps.right, self.good), self._judged(keep))
         return self.of_sums(sums, all_rates)
 
     def rankings(self, keep: Bools | None = None, names: Sequence[str] = tuple(metrics.RANKINGS)) -> Table:
-        """Threshold-free metrics; none for verdicts without scores."""
+        """Metrics that need no threshold; empty for verdicts without scores."""
         if self.steps.hard:
             return {}
         kept = self._judged(keep)
@@ -365,7 +365,7 @@ class Measurer:
         return {name: Measured(values[name], drawn[name], self.steps.num_clusters) for name in names}
 
     def calibration(self) -> Table:
-        """Expected calibration error of the probabilities; none for verdicts without scores."""
+        """The expected calibration error of the probabilities; empty for verdicts without scores."""
         if self.steps.hard:
             return {}
         gaps = metrics.calibration_gaps(self.steps.right, np.nan_to_num(self.steps.probability), NUM_BINS)
@@ -373,7 +373,7 @@ class Measurer:
         return self.of_sums(sums, lambda s: {"calibration_error": metrics.calibration_error(s[..., :-1], s[..., -1])})
 
     def group_counts(self) -> Floats:
-        """(clusters, groups · 4): the confusion counts of every group."""
+        """The confusion counts of every group, as (clusters, groups · 4)."""
         judged = self.steps.judged
         outcome = np.argmax(metrics.confusion(self.steps.right, self.good), axis=1)
         width = 4 * len(self.steps.group_names)
@@ -390,7 +390,7 @@ class Measurer:
         }
 
     def item_means(self, tallies: Mapping[str, tuple[Floats, Floats]], keep: Bools | None = None) -> Table:
-        """Means over items, each given as (sum, count) per item."""
+        """Means over items, each given as a sum and a count per item."""
         chosen = np.ones(len(self.steps.items), bool) if keep is None else keep
         columns = np.stack([column for pair in tallies.values() for column in pair], axis=1)[chosen]
         sums = cluster_sums(columns, self.steps.item_cluster[chosen], self.steps.num_clusters)
@@ -399,7 +399,7 @@ class Measurer:
         )
 
     def first_errors(self) -> Table:
-        """Where the first judgment of "bad" falls for items with an error: exact, early, late, missed (shares)."""
+        """Where the first step judged bad is, in items with an error: the fractions exact, early, late and missed."""
         if not self.steps.are_chains:
             return {}
         gold = metrics.first_bad(self.steps.wrong, self.steps.starts)
@@ -422,7 +422,7 @@ class PairTable:
 
 
 def sibling_pairs(steps: Steps) -> tuple[Ints, Ints]:
-    """Every (right, wrong) pair of steps after the same prefix of the same item."""
+    """Every pair of a right and a wrong step after the same prefix of an item."""
     key = steps.step_item * (int(steps.lengths.max()) + 2) + steps.parent + 1
     right, wrong = np.flatnonzero(steps.right), np.flatnonzero(steps.wrong)
     wrong = wrong[np.argsort(key[wrong], kind="stable")]
@@ -435,9 +435,9 @@ def sibling_pairs(steps: Steps) -> tuple[Ints, Ints]:
 
 
 def measure_pairs(steps: Steps, num_draws: int = NUM_DRAWS, seed: int = SEED) -> PairTable | None:
-    """How often the right one of two steps under the same prefix scores higher, over all pairs and by margin.
+    """How often the right one of two steps after the same prefix scores higher, over all pairs and by margin.
 
-    None where no two candidates share a prefix (plain solutions) or there are only verdicts.
+    None if no two candidates share a prefix (plain solutions), or for verdicts without scores.
     """
     if steps.hard:
         return None
@@ -461,7 +461,7 @@ def measure_pairs(steps: Steps, num_draws: int = NUM_DRAWS, seed: int = SEED) ->
 
 
 def error_curve(steps: Steps) -> dict[str, list[float]]:
-    """FPR and FNR at every one of THRESHOLDS; empty for verdicts or without both kinds of steps."""
+    """FPR and FNR at each of THRESHOLDS; empty for verdicts, or without both right and wrong steps."""
     judged = steps.judged
     if steps.hard or not steps.right[judged].any() or not steps.wrong[judged].any():
         return {}
@@ -470,7 +470,7 @@ def error_curve(steps: Steps) -> dict[str, list[float]]:
 
 
 def histogram(steps: Steps) -> dict[str, list[float]]:
-    """Shares of right and wrong steps by score."""
+    """The fractions of right and of wrong steps by score."""
     edges = np.linspace(0, 1, NUM_HISTOGRAM_BINS + 1)
     result: dict[str, list[float]] = {"edges": edges.tolist()}
     for name, mask in (("right", steps.right & steps.judged), ("wrong", steps.wrong & steps.judged)):

@@ -1,4 +1,4 @@
-"""The report of one PRM: what was measured, the numbers with intervals, figures, and a wrong step that it lets pass."""
+"""The report on one PRM: tables with intervals, figures, and the wrong step that it scores highest."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ TRADE = " Lower left is better; every threshold trades one error for the other. 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Whose scores these are."""
+    """The PRM behind the scores."""
 
     name: str
-    """Shown in tables and figures."""
+    """Its name in tables and figures."""
     source: str
-    """The PRM's folder or hub id, or the file the scores came from."""
+    """The PRM's folder or hub id, or the file of scores."""
     model_hash: str = ""
     tokens: int | None = None
-    """Tokens behind the scores: read by a PRM, read and written by a critic. None if the scores came from a file."""
+    """Tokens behind the scores: read by a PRM, read and written by a critic. None if the scores come from a file."""
     critic: dict[str, Any] | None = None
-    """How a critic was asked, and what it has cost; None for a PRM."""
+    """The settings and the cost of a critic; None for a PRM."""
 
 
 def steps_file(folder: str | Path, bench: str) -> Path:
-    """Where a run keeps the judged steps of a benchmark."""
+    """The file of a run's judged steps of a benchmark."""
     return Path(folder) / f"{bench}.steps.parquet"
 
 
 def write_run(folder: str | Path, run: RunInfo, evaluations: list[Evaluation], settings: EvalSettings) -> Path:
-    """Write the report, metrics.json, and the judged steps that `prism compare` reads; returns the page."""
+    """Write the report, metrics.json, and the judged steps for `prism compare`. Returns the path of the page."""
     report = Report(f"How well does {run.name} judge steps?", "; ".join(e.described for e in evaluations))
     report.metrics |= {
         "prism_prm": __version__,
@@ -85,18 +85,18 @@ def write_run(folder: str | Path, run: RunInfo, evaluations: list[Evaluation], s
 ## How to read this
 
 Scores come from {source}.{tokens}{verdicts} The positive class is the right step: a *false positive* is a wrong step
-that was judged good, which is what misleads Best-of-N and search; a *false negative* is a right step that was judged
-bad, which only costs samples. All values are percentages. Brackets are 95 % bootstrap intervals from
-{settings.num_draws:,} draws of whole problems, because steps of one problem are not independent. "–" means "no data".
+that is judged good, which misleads Best-of-N and search; a *false negative* is a right step that is judged bad, which
+only costs samples. All values are percentages. Brackets are 95 % bootstrap intervals from {settings.num_draws:,} draws
+of whole problems, because steps of one problem are not independent. "–" means "no data".
 """)
-    remove_report(folder)  # or a killed process could leave its steps beside another PRM's metrics
+    remove_report(folder)  # a killed process must not leave its steps beside another PRM's metrics
     for evaluation in evaluations:
         write_steps(steps_file(folder, evaluation.bench), evaluation.steps)
     return report.write(folder)
 
 
 def _as_json(evaluation: Evaluation) -> dict[str, Any]:
-    """What goes into metrics.json."""
+    """The content of metrics.json."""
     return {
         "described": evaluation.described,
         "complete": evaluation.complete,
@@ -124,7 +124,7 @@ def _as_json(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _finding(run: RunInfo, evaluation: Evaluation) -> str:
-    """The errors of both kinds in a sentence, and the benchmark's own number where it has one."""
+    """One sentence with FPR, FNR, and the benchmark's own headline if it has one."""
     tables = evaluation.subsets["all"].tables
     passed, lost = (percent(tables["steps"][rate].value) for rate in ("fpr", "fnr"))
     own = find_benchmark(evaluation.bench).headlines(tables)
@@ -159,8 +159,8 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
     rows = metric_rows(RATES, tables) + metric_rows({label: label for label in own[0]}, own)
     report.table(headers, rows, caption=caption)
     if evaluation.example is not None:
-        called = telling("wrong step", [run.name])
-        add_wrong_step(report, evaluation.example, {run.name: evaluation.steps}, caption=called)
+        caption = telling("wrong step", [run.name])
+        add_wrong_step(report, evaluation.example, {run.name: evaluation.steps}, caption=caption)
     if ranking_rows := metric_rows(RANKINGS, tables):
         report.table(headers, ranking_rows, caption="Without a threshold: ranking and calibration of P(right) (%)")
     if first_rows := metric_rows(FIRST_ERRORS, tables):
@@ -175,31 +175,33 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
         report.table(headers_here, rows, caption="Steps by group (%)")
     if (pairs := evaluation.pairs) is not None:
         rows = [
-            [f"{low:g}–{high:g}", percent(found), number(size)]
-            for low, high, found, size in zip(pairs.edges, pairs.edges[1:], pairs.bins, pairs.bin_sizes, strict=False)
+            [f"{low:g}–{high:g}", percent(accuracy), number(size)]
+            for low, high, accuracy, size in zip(
+                pairs.edges, pairs.edges[1:], pairs.bins, pairs.bin_sizes, strict=False
+            )
         ]
         report.table(
             ["size of the margin", "accuracy", "pairs"],
             [*rows, ["all", percent(pairs.overall), number(pairs.num_pairs)]],
-            caption="Pairs of a right and a wrong step under the same prefix: the right one scores higher",
+            caption="Pairs of a right and a wrong step after the same prefix: how often the right one scores higher",
         )
         with report.figure(
             f"{bench}-pairs",
-            caption="Close calls are where rankings go wrong.",
+            caption="Most ranking errors are on pairs with a small margin.",
             alt="Pairwise accuracy by the size of the margin",
         ) as axes:
             middles = np.convolve(pairs.edges, [0.5, 0.5], "valid")
             draw_curve(axes, middles, pairs.bins, run.name, STYLES[0])
-            finish(axes, "size of the margin |score of right − score of wrong|", "pairs ranked rightly (%)")
+            finish(axes, "size of the margin |score of right − score of wrong|", "pairs ranked correctly (%)")
     outcomes = {
         "tp": "right, judged good (TP)",
         "fn": "right, judged bad (FN)",
         "tn": "wrong, judged bad (TN)",
         "fp": "wrong, judged good (FP)",
     }
-    counts = [[label, *(number(one.counts[name]) for one in subsets.values())] for name, label in outcomes.items()]
-    counts.append(["problems", *(number(one.num_problems) for one in subsets.values())])
-    report.table(["count", *headers[1:]], counts, caption="Judged steps, counted")
+    counts = [[label, *(number(part.counts[name]) for part in subsets.values())] for name, label in outcomes.items()]
+    counts.append(["problems", *(number(part.num_problems) for part in subsets.values())])
+    report.table(["count", *headers[1:]], counts, caption="Number of judged steps")
 
     files = ", ".join(f"`{Path(name).name}`" for name in evaluation.files[:3])
     if len(evaluation.files) > 3:
@@ -208,9 +210,9 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
         f"Measured: {evaluation.described}; {whole.num_steps:,} steps of {whole.num_problems:,} problems, from {files}."
     ]
     if evaluation.complete is False:
-        lines.append("**This is only part of the benchmark**, so values do not compare with published ones.")
+        lines.append("**This is only part of the benchmark**, so values cannot be compared with published ones.")
     if threshold.target_tpr is None:
-        lines.append(f"A step is good iff its score is above {threshold.value:g} ({threshold.origin}).")
+        lines.append(f"A step is judged good if its score is above {threshold.value:g} ({threshold.origin}).")
     else:
         lines.append(
             f"The threshold {threshold.value:.4f} was chosen for a TPR of {percent(threshold.target_tpr)} on "
@@ -227,20 +229,20 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
 def draw_error_curves(
     axes: Any, curves: Mapping[str, Mapping[str, Sequence[float]]], chosen: Mapping[str, float]
 ) -> None:
-    """FPR against FNR over all thresholds, with a marker at the threshold of each PRM."""
+    """Draw FPR against FNR over all thresholds, with a marker at the threshold of each PRM."""
     for name, style in styles(list(chosen)).items():
         if curve := curves.get(name):
-            at = int(np.argmin(np.abs(np.array(curve["threshold"]) - chosen[name])))
-            draw_curve(axes, curve["fnr"], curve["fpr"], name, style, mark=at)
+            nearest = int(np.argmin(np.abs(np.array(curve["threshold"]) - chosen[name])))
+            draw_curve(axes, curve["fnr"], curve["fpr"], name, style, mark=nearest)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    x, y = "FNR: right steps rejected (%)", "FPR: errors passed (%)"
+    x, y = "FNR: right steps rejected (%)", "FPR: errors accepted (%)"
     finish(axes, x, y, title="Errors at every threshold", percent="xy")
 
 
 def draw_distribution(
     axes: Any, histogram: Mapping[str, Sequence[float]], threshold: float, title: str = "Scores"
 ) -> None:
-    """Scores of right steps upwards, of wrong steps downwards."""
+    """Draw the scores of right steps upward, and of wrong steps downward."""
     edges = np.array(histogram["edges"])
     width, middle = np.diff(edges), (edges[:-1] + edges[1:]) / 2
     for name, sign, style in (("right", 1, STYLES[0]), ("wrong", -1, STYLES[1])):
@@ -256,52 +258,52 @@ def draw_distribution(
 
 @dataclass(frozen=True, slots=True)
 class WrongStep:
-    """A wrong step and those before it, with their texts, which judged steps lack."""
+    """A wrong step and the steps before it, with their texts."""
 
     item: str
     problem: str
     nodes: tuple[int, ...]
-    """Places in the item; the last is the wrong step."""
+    """Nodes of the item; the last is the wrong step."""
     texts: tuple[str, ...]
 
 
 def find_wrong_step(trees: Iterable[StepTree], steps: Mapping[str, Steps]) -> WrongStep | None:
-    """The one on which PRMs differ most, or that the only PRM scores highest; None where there is none.
+    """The wrong step on which PRMs differ most, or that a single PRM scores highest; None if there is none.
 
-    Texts are found by the items' names: where these do not tell items apart, there is no example.
+    Texts are found by the items' names. If the names are not unique, there is no example.
     """
     first = next(iter(steps.values()))
-    given = list(trees)
-    known = {tree.name: tree for tree in given}
-    if len(known) < len(given):
+    all_trees = list(trees)
+    known = {tree.name: tree for tree in all_trees}
+    if len(known) < len(all_trees):
         return None
-    letters: list[int] = []  # how much there is to read up to each node
+    letters: list[int] = []  # the length of the text up to each node
     for tree in (known[name] for name in first.items):
         start = len(letters)
         for node, parent in zip(tree.nodes, tree.parents, strict=True):
             letters.append(len(node.text) + (0 if parent == ROOT else letters[start + parent]))
-    places = np.flatnonzero(first.wrong)
-    found = most_telling({prm: own.probability[places] for prm, own in steps.items()}, [letters[i] for i in places])
-    if found is None:
+    wrong = np.flatnonzero(first.wrong)
+    chosen = most_telling({prm: own.probability[wrong] for prm, own in steps.items()}, [letters[i] for i in wrong])
+    if chosen is None:
         return None
-    item = int(first.step_item[places[found]])
+    item = int(first.step_item[wrong[chosen]])
     tree = known[first.items[item]]
-    path = tree.path(int(places[found] - first.starts[item]))
+    path = tree.path(int(wrong[chosen] - first.starts[item]))
     return WrongStep(tree.name, tree.problem, path, tuple(tree.texts(path)))
 
 
-def add_wrong_step(report: Report, found: WrongStep, steps: Mapping[str, Steps], *, caption: str) -> None:
-    """What every PRM says of it."""
+def add_wrong_step(report: Report, example: WrongStep, steps: Mapping[str, Steps], *, caption: str) -> None:
+    """Add the example with every PRM's scores."""
     first = next(iter(steps.values()))
-    at = first.starts[first.items.index(found.item)] + np.array(found.nodes)
-    scores = {prm: own.probability[at].tolist() for prm, own in steps.items()}
-    truths = [{1: "right", 0: "wrong"}.get(label, "") for label in first.label[at].tolist()]
-    report.example(found.problem, found.texts, scores, truths=truths, caption=caption)
+    rows = first.starts[first.items.index(example.item)] + np.array(example.nodes)
+    scores = {prm: own.probability[rows].tolist() for prm, own in steps.items()}
+    truths = [{1: "right", 0: "wrong"}.get(label, "") for label in first.label[rows].tolist()]
+    report.example(example.problem, example.texts, scores, truths=truths, caption=caption)
 
 
-def read_wrong_step(kept: Any) -> WrongStep | None:
-    """What metrics.json keeps of it; None where it keeps none, as an older run's."""
+def read_wrong_step(saved: Any) -> WrongStep | None:
+    """The example in metrics.json; None if it has none, as in files of older versions."""
     try:
-        return msgspec.convert(kept, WrongStep)
+        return msgspec.convert(saved, WrongStep)
     except msgspec.ValidationError:
         return None

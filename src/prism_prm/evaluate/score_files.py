@@ -1,4 +1,4 @@
-"""The scores table, one row per scored step: written from the score store, and matched to trees and items."""
+"""The scores table, with one row per scored step: write it through the score store, and match it to trees and items."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from prism_prm.tree import StepTree
 _TOO_LONG, _UNJUDGED, _STOPS = b"prism_prm.too_long", b"prism_prm.unjudged", b"prism_prm.stops_at_error"
 _CARD, _INPUTS = b"prism_prm.card", b"prism_prm.inputs"
 _ROWS = 2**16
-"""Rows that are written together: each such group costs some memory until the table is whole."""
+"""Rows per row group. Each row group costs some memory until the table is complete."""
 SHOWN = 3
-"""Names shown in a message about many."""
+"""How many names a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport:
-    """What a finished scores table holds."""
+    """Counts of a finished scores table."""
 
     trees: int
     steps: int
     too_long: int
-    """Steps whose path exceeds the context: left out, or scored without their earliest steps."""
+    """Steps whose path exceeds the context: skipped, or scored without their earliest steps."""
     resumed: int
-    """Chunks that an earlier run had scored."""
+    """Chunks that an earlier run scored."""
     unjudged: int = 0
-    """Steps on which a critic gave no verdict; left out."""
+    """Steps without a critic's verdict, which are skipped."""
     given: int = 0
     """Steps in the input."""
 
@@ -62,10 +62,10 @@ class ScoreReport:
 def table_of_trees(
     trees: Sequence[StepTree], scores: Sequence[TreeScores], outputs: Sequence[str], model_hash: str
 ) -> pa.Table:
-    """Rows for the scored nodes of trees, each under its own parent."""
+    """A row for each scored node of the trees."""
     schema = scores_schema(outputs)
-    rows = [(tree, node) for tree, found in zip(trees, scores, strict=True) for node in found.scored]
-    log_odds_NO = np.concatenate([*(found.log_odds_NO[found.scored] for found in scores), np.empty((0, len(outputs)))])
+    rows = [(tree, node) for tree, own in zip(trees, scores, strict=True) for node in own.scored]
+    log_odds_NO = np.concatenate([*(own.log_odds_NO[own.scored] for own in scores), np.empty((0, len(outputs)))])
     assert np.isfinite(log_odds_NO).all(), "only real scores are written"
     values = [pa.array(np.ascontiguousarray(log_odds_NO[:, i])) for i in range(len(outputs))]
     hashes = {tree.tree_id: tree.content_hash() for tree in trees}
@@ -85,37 +85,37 @@ def table_of_trees(
 
 
 def read_scores(path: str | Path) -> pa.Table:
-    """A scores table of one model, whatever its family's outputs."""
+    """Read a scores table of one model, with any outputs."""
     if not Path(path).exists():
         raise DataError(f"{path}: no such scores table; `prism score` writes one", reason="no-such-file")
     with reading_parquet(path, "`prism score` writes such a table"):
         table = pq.read_table(path)
         missing = sorted(set(scores_schema(()).names) - set(table.column_names))
         if missing:
-            raise DataError(f"{path}: not a scores table; it lacks the columns {missing}", reason="wrong-format")
+            raise DataError(f"{path}: not a scores table; the columns {missing} are missing", reason="wrong-format")
         kind = table.schema.field(table.schema.names.index("log_odds")).type
         if not pa.types.is_struct(kind) or not kind.num_fields:
             raise DataError(f"{path}: the column 'log_odds' holds {kind}, expected named log-odds", reason="wrong-type")
         table = fitted(path, table, scores_schema([field.name for field in kind]))
         models = set(table["model_hash"].to_pylist())
         if len(models) > 1:
-            raise DataError(f"{path}: scores of {len(models)} models in one table; give a table of one")
+            raise DataError(f"{path}: has scores of {len(models)} models; name a table of one model")
         return table
 
 
 def card_of_scores(path: str | Path) -> CardValues | None:
-    """What the card of the PRM that made a scores table said then; None where the table does not know."""
-    said = (pq.read_metadata(path).metadata or {}).get(_CARD)
+    """The values of the PRM's card when the table was written; None if the table has none."""
+    card = (pq.read_metadata(path).metadata or {}).get(_CARD)
     try:
-        return None if said is None else msgspec.json.decode(said, type=CardValues)
+        return None if card is None else msgspec.json.decode(card, type=CardValues)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: its copy of the PRM's card cannot be read ({error}); score again") from error
 
 
 def inputs_of_scores(path: str | Path) -> list[str]:
-    """Where the trees of a scores table were read, as the user named it; empty where the table does not know."""
-    found = (pq.read_metadata(path).metadata or {}).get(_INPUTS)
-    return [] if found is None else [str(one) for one in json.loads(found)]
+    """The inputs of a scores table, as the user named them; empty if the table does not record them."""
+    inputs = (pq.read_metadata(path).metadata or {}).get(_INPUTS)
+    return [] if inputs is None else [str(place) for place in json.loads(inputs)]
 
 
 def write_scores(
@@ -128,81 +128,81 @@ def write_scores(
     inputs: Sequence[str | Path] = (),
     advance: Advance = ignore,
 ) -> ScoreReport:
-    """Score trees into one table, a chunk at a time; work that was stopped is resumed.
+    """Score trees chunk by chunk, and write one table. A stopped call resumes.
 
-    Scores are kept in the score store `store`, which other work may share; by default one beside `out`, which is
-    removed when the table is written. `trees` are not held; they are read once, or twice where `out` exists. `inputs`
-    says where they were read, for those who look for their texts.
+    Scores go through the score store `store`, which other runs may share; by default one beside `out`, which is removed
+    when the table is written. `trees` are streamed: they are read once, or twice if `out` exists. `inputs` are recorded
+    in the table, so that the texts can be found later.
     """
-    assert iter(trees) is not trees, "trees may be read twice, so they are not a generator"
+    assert iter(trees) is not trees, "trees may be read twice, so they cannot be a generator"
     out = Path(out)
     num_trees = num_steps = 0
     digest = hashlib.blake2b()
 
     def requests() -> Iterator[Request]:
-        """All steps of the trees; what decides the table's content is taken in as it streams by."""
+        """Request all steps of the trees, and hash and count them on the way."""
         nonlocal num_trees, num_steps, digest
         num_trees = num_steps = 0
-        digest = hashlib.blake2b(filed.identity.encode(), digest_size=16)
+        digest = hashlib.blake2b(score_store.identity.encode(), digest_size=16)
         for tree in trees:
             digest.update(repr((tree.tree_id, tree.name, tree.content_hash())).encode())
             num_trees += 1
             num_steps += len(tree.nodes)
             yield Request.all_of(tree)
 
-    with store_for(out, scorer, store, chunk=chunk) as filed:
+    with store_for(out, scorer, store, chunk=chunk) as score_store:
         if out.exists():
             deque(requests(), maxlen=0)
         if is_made_for(out, digest.hexdigest()):
             say(f"Reusing all scores: {out} is complete")
-            if card_of_scores(out) != (card := card_values(scorer)):  # the scores do not depend on it
-                with pq.ParquetFile(out) as old, whole_file(out) as aside:
+            if card_of_scores(out) != (card := card_values(scorer)):  # update the card; the scores do not depend on it
+                with pq.ParquetFile(out) as old, whole_file(out) as partial:
                     kept = {k: v for k, v in old.metadata.metadata.items() if k not in (_CARD, b"ARROW:schema")}
-                    with pq.ParquetWriter(aside, old.schema_arrow.remove_metadata()) as new:
+                    with pq.ParquetWriter(partial, old.schema_arrow.remove_metadata()) as new:
                         for group in range(old.num_row_groups):
                             new.write_table(old.read_row_group(group))
                         new.add_key_value_metadata(kept | ({} if card is None else {_CARD: msgspec.json.encode(card)}))
             advance(num_trees)
-            found = -(-num_trees // chunk)
+            resumed = -(-num_trees // chunk)
         else:
             rows: list[pa.Table] = []
             counts = {_TOO_LONG: 0, _UNJUDGED: 0}
-            with whole_file(out) as aside, pq.ParquetWriter(aside, scores_schema(scorer.outputs)) as writer:
+            with whole_file(out) as partial, pq.ParquetWriter(partial, scores_schema(scorer.outputs)) as writer:
 
                 def write() -> None:
                     if rows:
                         writer.write_table(pa.concat_tables(rows))
                         rows.clear()
 
-                def add(some: Sequence[Request], scores: Sequence[TreeScores]) -> None:
-                    trees = [request.tree for request in some]
-                    rows.append(table_of_trees(trees, scores, scorer.outputs, filed.identity))
-                    counts[_TOO_LONG] += sum(len(one.too_long) for one in scores)
-                    counts[_UNJUDGED] += sum(len(one.unjudged) for one in scores)
+                def add(chunk: Sequence[Request], scores: Sequence[TreeScores]) -> None:
+                    trees = [request.tree for request in chunk]
+                    rows.append(table_of_trees(trees, scores, scorer.outputs, score_store.identity))
+                    counts[_TOO_LONG] += sum(len(own.too_long) for own in scores)
+                    counts[_UNJUDGED] += sum(len(own.unjudged) for own in scores)
                     if sum(table.num_rows for table in rows) >= _ROWS:
                         write()
 
-                found = filed.fill(requests(), advance=advance, each=add).found
+                resumed = score_store.fill(requests(), advance=advance, each=add).found
                 write()
-                about: dict[str | bytes, str | bytes] = {KEY: digest.hexdigest(), _TOO_LONG: str(counts[_TOO_LONG])}
+                metadata: dict[str | bytes, str | bytes] = {KEY: digest.hexdigest(), _TOO_LONG: str(counts[_TOO_LONG])}
                 if counts[_UNJUDGED]:
-                    about[_UNJUDGED] = str(counts[_UNJUDGED])
+                    metadata[_UNJUDGED] = str(counts[_UNJUDGED])
                 if not scorer.judges_every_step:
-                    about[_STOPS] = "1"
+                    metadata[_STOPS] = "1"
                 if inputs:
-                    about[_INPUTS] = json.dumps(list(map(str, inputs)))  # which may be no UTF-8
+                    metadata[_INPUTS] = json.dumps(list(map(str, inputs)))  # escaped, since a path may not be UTF-8
                 if (card := card_values(scorer)) is not None:
-                    about[_CARD] = msgspec.json.encode(card)
-                writer.add_key_value_metadata(about)
-    about_table = pq.read_metadata(out)
+                    metadata[_CARD] = msgspec.json.encode(card)
+                writer.add_key_value_metadata(metadata)
+    written = pq.read_metadata(out)
     for note in scorer.notes():
         say(note)
-    too_long, unjudged = (int(about_table.metadata.get(name, 0)) for name in (_TOO_LONG, _UNJUDGED))
-    return ScoreReport(num_trees, about_table.num_rows, too_long, found, unjudged, num_steps)
+    too_long, unjudged = (int(written.metadata.get(name, 0)) for name in (_TOO_LONG, _UNJUDGED))
+    return ScoreReport(num_trees, written.num_rows, too_long, resumed, unjudged, num_steps)
 
 
 def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:
-    """The scores of trees in a table, found by content: NaN where the table has none."""
+    """Look up the scores of trees in a table by content; NaN if the table has none."""
     outputs = tuple(field.name for field in table.schema.field("log_odds").type)
     log_odds = table["log_odds"].combine_chunks()
     log_odds_NO = np.stack([log_odds.field(name).to_numpy(zero_copy_only=False) for name in outputs], axis=1)
@@ -211,7 +211,7 @@ def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScor
         rows.setdefault(content, []).append(row)
     node_N, parent_N = (table[name].to_numpy() for name in ("node_id", "parent"))
     own_N = table["node_tree"].to_numpy() == table["tree_id"].to_numpy()
-    found = []
+    scores = []
     for tree in trees:
         values_NO = np.full((len(tree.nodes), len(outputs)), np.nan)
         for row in rows.get(tree.content_hash(), ()):
@@ -219,12 +219,12 @@ def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScor
             is_there = own_N[row] and 0 <= node < len(tree.nodes)
             if is_there and tree.parents[node] == parent_N[row]:  # not a candidate offered elsewhere
                 values_NO[node] = log_odds_NO[row]
-        found.append(TreeScores(outputs, values_NO))
-    return found
+        scores.append(TreeScores(outputs, values_NO))
+    return scores
 
 
 class TreesToScore:
-    """The trees of some inputs, read anew whenever they are iterated. A table of ours keeps its ids."""
+    """The trees of some inputs, which are read again on each iteration. Trees from our own tables keep their ids."""
 
     def __init__(self, inputs: Sequence[str | Path], format: str = "auto", options: ReadOptions | None = None) -> None:
         self.inputs, self.format, self.options = inputs, format, options or ReadOptions()
@@ -233,16 +233,16 @@ class TreesToScore:
 
     @property
     def left_out(self) -> Counter[str]:
-        """Records that were not read so far, by reason."""
+        """The number of records skipped so far, by reason."""
         return self._report.dropped + self._report.bad if self._report else Counter()
 
     def __iter__(self) -> Iterator[StepTree]:
         self.bytes_read = 0
-        found = False
+        is_empty = True
         for tree in self._read():
-            found = True
+            is_empty = False
             yield tree
-        if not found:
+        if is_empty:
             raise ConfigError(f"{', '.join(map(str, self.inputs))}: there is nothing to score")
 
     def _read(self) -> Iterator[StepTree]:
@@ -280,11 +280,11 @@ def score_files(
         prm: a PRM, or its folder or hub id.
         inputs: files, folders or hub datasets: a problem and its steps, or trees.
         out: the table to write (Parquet).
-        format: the format of the input; by default its records decide.
-        options: how records are read, and what is done with bad ones.
+        format: the format of the input; by default it is recognized by the fields of the records.
+        options: how to read records, and what to do with bad ones.
         store: a folder of scores to reuse and extend; default: a temporary one beside `out`.
         chunk: how many trees are scored and saved together; a stopped call loses at most this many.
-        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
+        prm_options: how to load PRMs given as folders or hub ids, the settings of critics, and a Ray cluster.
 
     Example:
         >>> report = score_files("my-prm", "solutions.jsonl", "scores.parquet")
@@ -293,10 +293,10 @@ def score_files(
     """
     keep_inputs(as_places(inputs), [out])
     trees = TreesToScore(as_places(inputs), format, options)
-    next(iter(trees))  # refuses inputs without a tree, or whose first cannot be read, before a model is loaded
+    next(iter(trees))  # raises on empty or unreadable inputs before a model is loaded
     bytes_shown = trees_done = 0
     with locked_file(out), opened_prm(prm, prm_options) as scorer:
-        if scorer.workers is None:  # the driver of a cluster does without the heavy imports
+        if scorer.workers is None:  # the driver of a cluster needs no torch
             from prism_prm.models.prm import PRM, memory_estimate
 
             if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
@@ -313,18 +313,18 @@ def score_files(
     if trees.left_out:
         say(f"left out: {', '.join(f'{n} {reason}' for reason, n in trees.left_out.items())}")
     if report.unjudged:
-        say(f"{report.unjudged:,} steps were not judged by the critic and were left out")
+        say(f"{report.unjudged:,} steps were not judged by the critic and were skipped")
     if report.too_long:
-        done = "scored without their earliest steps" if report.steps == report.given else "left out"
+        done = "scored without their earliest steps" if report.steps == report.given else "skipped"
         say(f"{report.too_long} steps exceeded the context of {scorer.context} tokens and were {done}")
     return report
 
 
-# --- the scores of a benchmark's items: from a PRM, which are kept, a scores table, or predictions
+# --- the scores of a benchmark's items: from a PRM, a scores table, or predictions
 
 
-def judgement(label: float | None) -> int:
-    """A label as metrics use it: 1 right, 0 wrong, −1 not judged."""
+def judgment(label: float | None) -> int:
+    """A label as 1 (right), 0 (wrong) or −1 (not judged)."""
     if label is None or label == 0.5:
         return NOT_JUDGED
     return int(label > 0.5)
@@ -338,19 +338,19 @@ def collect_steps(
     hard: bool = False,
     with_gaps: bool = False,
 ) -> Steps:
-    """The columns of some items and their scores, one array per item; every score must be there and finite.
+    """Combine items and their scores, one array per item. Raises if a score is missing or not a probability.
 
-    Only `with_gaps` may scores be NaN: a critic did not judge the step.
+    With `with_gaps`, scores may be NaN: steps that a critic did not judge.
     """
     for item, scores in [*zip(items, probability, strict=True), *zip(items, redundancy or (), strict=False)]:
         expected = len(item.tree.nodes)
         if len(scores) != expected:
-            raise DataError(f"item {item.tree.name}: {len(scores)} scores for {expected} steps; every step needs one")
+            raise DataError(f"item {item.tree.name}: {len(scores)} scores for {expected} steps; give one per step")
         valid = (scores >= 0) & (scores <= 1) | (np.isnan(scores) & with_gaps)
         if not valid.all():
-            at = int(np.argmin(valid))
+            step = int(np.argmin(valid))
             raise DataError(
-                f"item {item.tree.name}, step {at + 1}: the score is {scores[at]}, not a probability in [0, 1]"
+                f"item {item.tree.name}, step {step + 1}: the score is {scores[step]}, not a probability in [0, 1]"
             )
     clusters, num_clusters = number_clusters(item.problem_key for item in items)
     groups, _ = number_clusters(item.group for item in items)
@@ -364,7 +364,7 @@ def collect_steps(
         item_contaminated=np.array([-1 if i.contaminated is None else i.contaminated for i in items], np.int8),
         starts=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
         parent=np.array([parent for item in items for parent in item.tree.parents], np.int64),
-        label=np.array([judgement(node.label) for item in items for node in item.tree.nodes], np.int8),
+        label=np.array([judgment(node.label) for item in items for node in item.tree.nodes], np.int8),
         probability=np.concatenate(probability),
         redundancy=None if redundancy is None else np.concatenate(redundancy),
         hard=hard,
@@ -385,48 +385,48 @@ class Prediction(msgspec.Struct):
 
 
 def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, int]]:
-    """The judged steps, and notes on items without predictions and predictions without an item.
+    """Read predictions, and match them to items. Returns the judged steps, and counts of what did not match.
 
     Args:
         items: the benchmark, from `read_benchmark`.
         path: JSON lines {"id": "…", "scores": [0.9, …]} or {"id": "…", "labels": [true, …]}.
 
     Example:
-        >>> items = read_benchmark("labelled", "labelled.jsonl")
+        >>> items = read_benchmark("labeled", "labeled.jsonl")
         >>> steps, notes = steps_from_predictions(items, "predictions.jsonl")
         >>> len(steps.label), notes
         (12, {})
     """
-    found: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}
     for row in (row for source in find_sources([path]) for row in rows(source)):
         try:
             prediction = decode(row, Prediction)
             if (prediction.scores is None) == (prediction.labels is None):
                 raise DataError(f"item {prediction.id}: give either scores or labels")
-            if prediction.id in found:
+            if prediction.id in predictions:
                 raise DataError(f"item {prediction.id} occurs twice; give each item once")
         except DataError as error:
             raise DataError(f"{row.where}: {error}", reason=error.reason) from error
-        found[prediction.id] = prediction
-    # All items must have one, save those of groups that are in no total, if none of the group has.
+        predictions[prediction.id] = prediction
+    # All items need a prediction; a group that is set aside may have none at all.
     matched, notes = list(items.items), {}
-    for group, called in items.aside.items():
+    for group, noun in items.aside.items():
         own = [item for item in matched if item.group == group]
-        if own and all(item.tree.name not in found for item in own):
-            notes[f"{called} without predictions"] = len(own)
+        if own and all(item.tree.name not in predictions for item in own):
+            notes[f"{noun} without predictions"] = len(own)
             matched = [item for item in matched if item.group != group]
-    if without := [item.tree.name for item in matched if item.tree.name not in found]:
+    if without := [item.tree.name for item in matched if item.tree.name not in predictions]:
         raise DataError(
             f"{path}: no scores for {len(without):,} of {len(matched):,} items ({', '.join(without[:SHOWN])}, …). "
-            "Score them too, or measure a part of the benchmark by giving only its files to --data",
+            "Score them too, or measure only a part of the benchmark by naming its files with --data",
             reason="missing-scores",
         )
-    if extra := len(found.keys() - {item.tree.name for item in items.items}):
+    if extra := len(predictions.keys() - {item.tree.name for item in items.items}):
         notes["predictions for items that are not in the data"] = extra
-    kinds = {found[item.tree.name].scores is None for item in matched}
+    kinds = {predictions[item.tree.name].scores is None for item in matched}
     if len(kinds) == 2:
-        raise DataError(f"{path}: some items have scores and some labels; give one or the other for all")
-    chosen = [found[item.tree.name] for item in matched]
+        raise DataError(f"{path}: some items have scores and some labels; give all items scores, or all labels")
+    chosen = [predictions[item.tree.name] for item in matched]
     probability = [np.array(p.labels if p.scores is None else p.scores, np.float64) for p in chosen]
     redundancy = [np.array(p.redundancy, np.float64) for p in chosen if p.redundancy is not None]
     if redundancy and len(redundancy) != len(chosen):
@@ -438,31 +438,31 @@ def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dic
 
 
 def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, Any]]:
-    """The judged steps from a `scores.parquet` of the same data, found by content; and who made the scores, with notes
-    on what a critic left unjudged.
-    """
+    """Match a scores table of the same data to items by content.
 
+    Returns the judged steps, and a dict of the model's hash and outputs, and notes on what a critic left unjudged.
+    """
     table = read_scores(path)
-    about = pq.read_metadata(path).metadata or {}
-    unjudged, stops_at_error = int(about.get(_UNJUDGED, 0)), _STOPS in about
+    metadata = pq.read_metadata(path).metadata or {}
+    unjudged, stops_at_error = int(metadata.get(_UNJUDGED, 0)), _STOPS in metadata
     if not table.num_rows and not unjudged:
-        raise DataError(f"{path}: holds no scores; score this data with `prism score`", reason="missing-scores")
-    found = scores_of_trees(table, [item.tree for item in items.items])
+        raise DataError(f"{path}: has no scores; score this data with `prism score`", reason="missing-scores")
+    all_scores = scores_of_trees(table, [item.tree for item in items.items])
     notes: dict[str, int] = {}
-    chosen = list(zip(items.items, found, strict=True))
-    lacking = sum(len(scores.log_odds_NO) - len(scores.scored) for scores in found)
-    if lacking > unjudged or (table.num_rows and not any(scores.scored for scores in found)):
+    chosen = list(zip(items.items, all_scores, strict=True))
+    lacking = sum(len(scores.log_odds_NO) - len(scores.scored) for scores in all_scores)
+    if lacking > unjudged or (table.num_rows and not any(scores.scored for scores in all_scores)):
         for item, scores in chosen:
             if not scores.scored:
                 raise DataError(
-                    f"{path}: no scores for item {item.tree.name}; they were made from other data. Score this data "
-                    "with `prism score`, or give the data that was scored",
+                    f"{path}: no scores for item {item.tree.name}; they are of other data. Score this data with "
+                    "`prism score`, or name the data that was scored",
                     reason="missing-scores",
                 )
             if missing := sorted(set(range(len(item.tree.nodes))) - set(scores.scored)):
                 raise DataError(
                     f"{path}: item {item.tree.name} has no score for step {missing[0] + 1} ({len(missing)} of "
-                    f"{len(item.tree.nodes)} steps lack one); score it again, with a longer context if steps were "
+                    f"{len(item.tree.nodes)} steps have none); score it again, with a longer context if steps were "
                     "skipped",
                     reason="missing-scores",
                 )
@@ -472,14 +472,15 @@ def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str,
             last = len(scores.scored) - 1
             if last + 1 == len(scores.log_odds_NO):
                 return True
-            # Nothing is missing before the first wrong step, where such a critic stops.
+            # Such a critic stops at the first wrong step; no step before it may be missing.
             return stops_at_error and scores.scored == list(range(last + 1)) and bool(scores.log_odds_NO[last, 0] < 0)
 
         judged = [(item, scores) for item, scores in chosen if is_judged(scores)]
         counts_unanswered = find_benchmark(items.name).counts_unanswered
         if not judged and not counts_unanswered:
             raise DataError(
-                f"{path}: the critic gave no verdict on a single item; see its replies, or choose another --critic",
+                f"{path}: the critic gave no verdict on any item; check its replies, or choose another format "
+                "(-C format=…)",
                 reason="missing-scores",
             )
         if without := len(chosen) - len(judged):
@@ -489,7 +490,7 @@ def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str,
         if after := sum(len(scores.log_odds_NO) - len(scores.scored) for _, scores in judged):
             notes["steps after a wrong one, which the critic does not judge"] = after
         chosen = chosen if counts_unanswered else judged
-    outputs = found[0].outputs
+    outputs = all_scores[0].outputs
     redundancy = [scores.named("redundancy") for _, scores in chosen] if "redundancy" in outputs else None
     kept, probability = [item for item, _ in chosen], [scores.probability for _, scores in chosen]
     steps = collect_steps(kept, probability, redundancy, with_gaps=bool(unjudged))
@@ -505,19 +506,18 @@ def score_benchmark(
     store: str | Path | None = None,
     advance: Advance = ignore,
 ) -> Path:
-    """Write the scores table of a benchmark, or find it done; work that was stopped is resumed."""
-
+    """Write the scores table of a benchmark, unless it is complete. A stopped call resumes."""
     path = Path(folder) / f"{items.name}.scores.parquet"
     trees = [item.tree for item in items.items]
     if not prm.judges_every_step and find_benchmark(items.name).needs_every_step:
         raise ConfigError(
-            f"{items.name} needs a verdict on every step, but this critic judges none after the first wrong one; "
-            "choose another --critic"
+            f"{items.name} needs a verdict on every step, but this critic stops at the first wrong one; choose another "
+            "format (-C format=…)"
         )
     report = write_scores(prm, trees, path, store=store, advance=advance)
     if unscored := sum(len(tree.nodes) for tree in trees) - report.steps - report.unjudged:
         raise DataError(
-            f"{items.name}: {unscored:,} steps exceed the context of {prm.context:,} tokens and have no "
-            "score; raise --context, or score them without their earliest steps: --on-too-long drop-left-steps"
+            f"{items.name}: {unscored:,} steps exceed the context of {prm.context:,} tokens and have no score; raise "
+            "--set context=…, or score them without their earliest steps: --set on_too_long=drop-left-steps"
         )
     return path

@@ -31,7 +31,7 @@ from prism_prm.models.prm import batches_of, fit_all, rows_of
 from prism_prm.plan.costs import Batch, Cluster, Kernel, Matrix, ModelSizes, Setup, forward_flops, training_flops
 from prism_prm.plan.plan_run import SIZES, PlanStage, StandIn
 from prism_prm.scorer import Scorer, TreeScores
-from prism_prm.train.batches import arranged, parts_of_update, passes
+from prism_prm.train.batches import arrange_rows, parts_of_update, passes
 from prism_prm.train.loop import TrainingRound
 from prism_prm.tree import StepTree
 
@@ -322,7 +322,7 @@ def count_round(work: TrainingRound, module: PrmModule, count: int, advance: Adv
         for plan in passes(parts, settings.microbatch_tokens, count):
             total = Batch(0, 0, 0)
             for some, weight in plan:
-                rows = arranged(module, [row for part in some for row in part.rows], settings.microbatch_tokens)
+                rows = arrange_rows(module, [row for part in some for row in part.rows], settings.microbatch_tokens)
                 batch = batch_of(module, rows)
                 counts.tally.add(batch, sum(map(len, rows)) if weight else 0)
                 counts.idle += 0 if weight else batch.tokens

@@ -1,10 +1,10 @@
-"""What a GRPO run measures on held-out problems, the files it keeps of that, and the alarm for reward hacking.
+"""The evaluation points of a GRPO run, the files they are stored in, and the alarm for reward hacking.
 
-The rule of the alarm: at an evaluation the gold, of sampled or of greedy solutions, is lower than at its best
-evaluation so far, and the proxy (the reward) did not fall with it. Both the fall of the gold and the distance by which
-the two have parted since then must be 3.5 standard errors and 3 points or more, paired by problem. Without gold, the
-votes of the untrained policy replace it: how often solutions have the answer that most of its solutions had. A policy
-that improves leaves these, too, so there it takes 12 points.
+The rule of the alarm: the gold metric, of sampled or of greedy solutions, is lower than at its best evaluation so far,
+and the proxy (the reward) did not fall with it. Both the fall of the gold metric and the divergence of the two since
+then must be at least 3.5 standard errors and 3 points, paired by problem. Without gold answers, the votes of the
+untrained policy replace them: the fraction of solutions with the majority answer of the untrained policy. A policy that
+improves also moves away from those answers, so there the alarm needs 12 points.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ RUN, POLICY, LOG, POINTS, SAMPLES = "run.json", "policy", "log.json", "looks.par
 PROXY = "proxy"
 """The mean reward."""
 VOTE = "vote"
-"""The share of solutions that have the answer which most solutions of the untrained policy had."""
+"""The fraction of solutions with the majority answer of the untrained policy."""
 GREEDY = "greedy"
-"""The prefix of measures on greedy solutions instead of sampled ones."""
+"""The prefix of metrics on greedy solutions instead of sampled ones."""
 SURE = 3.5
-"""By how many standard errors, paired by problem, the gold must have fallen and parted from the proxy. It is high since
-the best of many evaluations is best by chance, too: of policies that stay as they are, 1 % raise an alarm within 20."""
+"""How many standard errors, paired by problem, an alarm needs. It is high because the best of many evaluations is
+partly chance: of policies that do not change, 1 % raise an alarm within 20 evaluations."""
 LEAST, LEAST_OF_VOTES = 0.03, 0.12
-"""A smaller fall raises no alarm, however sure it is."""
+"""The smallest fall that raises an alarm."""
 NUM_PROBLEMS, NUM_SAMPLES = 8, 4
-"""Held-out problems, and sampled solutions of each, that are kept for people to read."""
+"""Held-out problems, and sampled solutions of each, that are saved for people to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class MonitorSettings:
-    """Section [monitor]: how often a policy is looked at, and how closely."""
+    """Section [monitor]: how the policy is evaluated on held-out problems during training."""
 
     every: Natural = 5
-    """Updates between two checks on the held-out problems. There is always one before the first update and one after
-    the last; with 0, only these two."""
+    """Updates between evaluations on the held-out problems. The first is before the first update and the last after
+    the last one; with 0, there are only these two."""
     samples: Count = 4
-    """Sampled solutions per held-out problem at every check, in addition to the greedy one."""
+    """Sampled solutions per held-out problem and evaluation, in addition to the greedy one."""
     votes: Natural = 16
     """Samples of the untrained policy per problem. Their majority vote replaces the true answer in the alarm that
-    needs no true answers. With 0 there is no such alarm."""
+    needs no true answers. With 0, that alarm is off."""
     kl: bool = True
-    """Measure the divergence from the untrained policy, which keeps a copy of it in memory."""
+    """Measure the KL divergence from the untrained policy, which keeps a copy of it in memory."""
     stop_on_alarm: bool = False
     """Stop training at the first alarm based on true answers."""
 
@@ -67,9 +67,9 @@ class EvalPoint:
 
     update: int
     by_problem: dict[str, list[float]]
-    """Means over each problem's solutions: PROXY, the measures of the gold, VOTE, and those of greedy solutions."""
+    """By metric, the mean of each problem's solutions: PROXY, the gold metrics, VOTE, and those of greedy solutions."""
     numbers: dict[str, float] = field(default_factory=dict)
-    """Means over all solutions: share answered, tokens, …"""
+    """Means over all solutions: the fraction answered, tokens, …"""
 
     def mean(self, name: str) -> float:
         """The mean over problems; NaN if it was not measured."""
@@ -81,30 +81,30 @@ class EvalPoint:
         return mean_interval(self.by_problem[name])
 
     def summary(self) -> dict[str, float]:
-        """All means by name."""
+        """All means, by name."""
         return {**{name: self.mean(name) for name in self.by_problem}, **self.numbers}
 
 
 def gold_of(point: EvalPoint) -> str:
-    """The measure of truth that the alarm goes by: the first one."""
+    """The gold metric that the alarm uses: the first one."""
     return next(name for name in point.by_problem if name != PROXY)
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Proxy and gold have parted."""
+    """The proxy and the gold metric have diverged."""
 
     update: int
     since: int
-    """The update with the best gold before it."""
+    """The update with the best value of the gold metric before."""
     fall: float
-    """By how much the gold fell since then."""
+    """The fall of the gold metric since then."""
     rise: float
-    """By how much the proxy rose since then; below 0 if it fell."""
+    """The rise of the proxy since then; negative if it fell."""
     gold: str
-    """The measure that raised it: one of truth, or VOTE."""
+    """The metric that raised the alarm: a gold metric, or VOTE."""
     measure: str
-    """The same, of sampled or of greedy solutions."""
+    """The same, with the prefix `greedy/` if it is of greedy solutions."""
 
     def __str__(self) -> str:
         moved = f"rose by {self.rise:.3f}" if self.rise >= 0 else f"fell by only {-self.rise:.3f}"
@@ -115,7 +115,7 @@ class Alarm:
 
 
 def alarm_at(points: Sequence[EvalPoint], gold: str) -> Alarm | None:
-    """Whether proxy and gold have parted at the last point, by the rule above."""
+    """The alarm at the last point, by the rule above, or None."""
     *before, now = points
     num_problems, least = len(now.by_problem[PROXY]), LEAST_OF_VOTES if gold == VOTE else LEAST
     for measure in (gold, f"{GREEDY}/{gold}"):
@@ -139,47 +139,47 @@ def first_alarm(points: Sequence[EvalPoint], gold: str) -> Alarm | None:
 
 @dataclass(frozen=True)
 class TrainedPolicy:
-    """A policy, and how its training went."""
+    """A trained policy, and the record of its training."""
 
     points: list[EvalPoint]
     """From before the first update to after the last."""
     policy: Path
-    """The trained policy, as transformers saves it."""
+    """The folder of the trained policy, a transformers model."""
     log: list[dict[str, Any]]
-    """What TRL logged."""
+    """TRL's log."""
 
     @property
     def gold(self) -> str:
-        """The measure of truth that the alarm goes by."""
+        """The gold metric that the alarm uses."""
         return gold_of(self.points[0])
 
     @property
     def alarms(self) -> dict[str, Alarm | None]:
-        """The first alarm by the gold, and by the votes of the untrained policy; None if there was none."""
+        """The first alarm of the gold metric and of VOTE; None without an alarm."""
         return {name: first_alarm(self.points, name) for name in (self.gold, VOTE)}
 
 
 def read_trained_policy(out: Path) -> TrainedPolicy:
-    """The policy of a finished run."""
+    """Read the result of a finished run."""
     return TrainedPolicy(read_points(out / POINTS), out / POLICY, json.loads((out / LOG).read_text(encoding="utf-8")))
 
 
 def read_run_file(out: Path) -> dict[str, Any]:
-    """What a run was `made_with`, and whether it is `finished`; nothing if there is none yet."""
+    """The settings (`made_with`) of a run, and whether it is `finished`; empty if there is no run yet."""
     try:
-        found: dict[str, Any] = json.loads((out / RUN).read_text(encoding="utf-8"))
+        run: dict[str, Any] = json.loads((out / RUN).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise PrismError(f"{out / RUN}: not a JSON record ({error}); remove it to start again.") from error
-    return found
+        raise PrismError(f"{out / RUN}: not valid JSON ({error}); remove it to start over.") from error
+    return run
 
 
 BY_PROBLEM = "/by_problem"
 
 
 def write_points(path: str | Path, points: Sequence[EvalPoint]) -> None:
-    """One row per point: means with their intervals, every problem's values, and the other numbers."""
+    """Write one row per point: means with their intervals, every problem's values, and the other numbers."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -190,14 +190,14 @@ def write_points(path: str | Path, points: Sequence[EvalPoint]) -> None:
             mean = point.interval(name)
             row |= {name: mean.value, f"{name}/low": mean.low, f"{name}/high": mean.high, f"{name}{BY_PROBLEM}": values}
         rows.append(row | point.numbers)
-    names = list(dict.fromkeys(name for row in rows for name in row))  # NaN, not null, where a point lacks a number
+    names = list(dict.fromkeys(name for row in rows for name in row))  # a missing number is NaN, not null
     columns = {name: [row.get(name, [] if name.endswith(BY_PROBLEM) else math.nan) for row in rows] for name in names}
-    with whole_file(path) as aside:
-        pq.write_table(pa.table(columns), aside)
+    with whole_file(path) as partial:
+        pq.write_table(pa.table(columns), partial)
 
 
 def read_points(path: str | Path) -> list[EvalPoint]:
-    """The points of a file; none if there is no file yet."""
+    """Read the points of a file; empty if there is no file yet."""
     import pyarrow.parquet as pq
 
     if not Path(path).exists():
@@ -213,9 +213,9 @@ def read_points(path: str | Path) -> list[EvalPoint]:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Solutions of a few held-out problems over time, as `samples.jsonl` keeps them for people to read.
+    """Solutions of a few held-out problems over time, saved in `samples.jsonl` for people to read.
 
-    Its first line has the problems' texts, and every further one the solutions of one point, problem by problem; a
+    The first line has the problems' texts. Every other line has the solutions of one point, problem by problem. A
     problem's last solution is the greedy one, which has no reward:
 
         {"update": 5, "solutions": [[{"text": "…", "reward": 0.8, "right": true}, …, {"text": "…", "right": false}], …]}
@@ -223,11 +223,11 @@ class Samples:
 
     problems: list[str]
     points: list[dict[str, Any]]
-    """Each with its `update` and the `solutions` of every problem."""
+    """Each has its `update` and the `solutions` of every problem."""
 
 
 def read_samples(folder: str | Path) -> Samples:
-    """The samples of a run's folder; none if it has none."""
+    """Read the samples of a run's folder; empty if there are none."""
     path = Path(folder) / SAMPLES
     first, *points = JsonLines(path).read() or [{"problems": []}]
     try:
@@ -240,7 +240,7 @@ def read_samples(folder: str | Path) -> Samples:
 
 
 class SamplesFile:
-    """Appends to a run's samples; those of updates that are made again are removed first."""
+    """Appends to a run's samples. On resume, samples after the update `up_to` are removed."""
 
     def __init__(self, folder: str | Path, problems: Sequence[str], *, up_to: int) -> None:
         self._lines = JsonLines(Path(folder) / SAMPLES)
@@ -248,6 +248,6 @@ class SamplesFile:
         self._lines.rewrite([{"problems": list(problems[:NUM_PROBLEMS])}, *points])
 
     def add(self, update: int, solutions: Sequence[Sequence[dict[str, Any]]]) -> None:
-        """Write the solutions of a point; they are on disk when this returns."""
+        """Append the solutions of a point; they are on disk when this returns."""
         self._lines.append({"update": update, "solutions": solutions})
         self._lines.close()

@@ -1,8 +1,8 @@
-"""Credit: from the scores of the steps of a group of solutions to the advantage of each step.
+"""Credit: compute the advantage of each step from the step scores of a group of solutions.
 
-A group is G solutions to one problem. p_k is P(right) of step k of K, r the reward of a whole solution. All functions
-are pure, and take and give one array per solution. Standard deviations are those of a sample, with 1e-4 added, as TRL
-takes them.
+A group is G solutions to one problem. p_k is P(right) of step k of K, and r is the reward of a whole solution. All
+functions are pure, and take and return one array per solution. As in TRL, standard deviations are those of a sample,
+with 1e-4 added.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from prism_prm.arrays import Floats
 from prism_prm.errors import ConfigError
 
 EPSILON = 1e-4
-"""What is added to a standard deviation before it divides."""
+"""Added to standard deviations before dividing by them."""
 PURE_TEMPERATURE = 0.1
-"""The temperature of PURE's softmax over steps: towards 0 only the worst step counts."""
+"""The temperature of PURE's softmax over steps. Near 0, only the worst step counts."""
 PROGRESS_WEIGHT = 1.0
-"""How much a step's progress weighs beside the solution's own advantage."""
+"""The weight of a step's progress relative to the solution's own advantage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """What credit needs to know of one solution of a group; it has at least one step."""
+    """The scores of one solution of a group, which has at least one step."""
 
     scores: Sequence[float]
-    """P(right) of each step; 0 throughout where the solution was gated."""
+    """P(right) of each step; all 0 if the solution was gated."""
     rewards: Sequence[float]
-    """The reward of each step: its score, or what shaping made of it."""
+    """The reward of each step: its score, after shaping."""
     num_tokens: Sequence[int]
-    """How many tokens each step has."""
+    """The number of tokens of each step."""
     reward: float
     """The reward of the whole solution."""
 
@@ -41,27 +41,28 @@ class Graded:
 
 
 Credit = Callable[[Sequence[Graded]], list[Floats]]
-"""A group of solutions → the advantage of each step of each solution."""
+"""Maps a group of solutions to the advantages of their steps."""
 
 
 def outcome(group: Sequence[Graded]) -> list[Floats]:
-    """(r − mean) / std over the group, the same for all steps: GRPO as it is."""
+    """(r − mean) / std over the group, the same for all steps: plain GRPO."""
     advantages = standardize(np.array([solution.reward for solution in group]))
-    return [np.full(len(one.scores), advantage) for one, advantage in zip(group, advantages, strict=True)]
+    return [np.full(len(solution.scores), advantage) for solution, advantage in zip(group, advantages, strict=True)]
 
 
 def process(group: Sequence[Graded]) -> list[Floats]:
-    """DeepSeekMath 4.1.3: standardize the rewards of all steps of the group; a step gets the sum from itself on."""
+    """DeepSeekMath 4.1.3: standardize the rewards of all steps of the group; a step gets the sum of its own and all
+    later rewards."""
     rewards = [np.asarray(solution.rewards, dtype=np.float64) for solution in group]
     standard = standardize(np.concatenate(rewards))
     return [_to_go(part) for part in np.split(standard, np.cumsum([len(own) for own in rewards])[:-1])]
 
 
 def pure(group: Sequence[Graded]) -> list[Floats]:
-    """PURE's min-form: a softmax over −s gives nearly all credit to the worst step, s = 2p − 1.
+    """PURE's min-form: with s = 2p − 1, a softmax over −s gives nearly all credit to the worst step.
 
-    The baseline is the return per TOKEN of the other solutions of the group, taken off each step by its length. With
-    scores in [0, 1] and a baseline per solution, training collapses: every step more would pay.
+    The baseline is the return per TOKEN of the other solutions of the group, subtracted from each step by its length.
+    With scores in [0, 1] and a baseline per solution, training collapses, because every extra step would pay.
     """
     rewards = []
     for solution in group:
@@ -79,9 +80,9 @@ def pure(group: Sequence[Graded]) -> list[Floats]:
 
 
 def progress(group: Sequence[Graded]) -> list[Floats]:
-    """Process advantages (arXiv 2410.08146): the solution's own advantage, and how far the step got: p_k − p_{k−1}.
+    """Process advantages (arXiv 2410.08146): the solution's own advantage, plus the step's progress p_k − p_{k−1}.
 
-    Before the first step p is the mean of the group's first steps: what the problem itself promises this policy.
+    Before the first step, p is the mean over the group's first steps.
     """
     before = float(np.mean([solution.scores[0] for solution in group]))
     whole = outcome(group)
@@ -92,10 +93,10 @@ def progress(group: Sequence[Graded]) -> list[Floats]:
 
 
 CREDITS: dict[str, Credit] = {"outcome": outcome, "process": process, "pure": pure, "progress": progress}
-"""Name → how the steps of a group share what the group earned."""
+"""By name."""
 
 STEPS_ONLY = frozenset({"process", "pure"})
-"""Credits that look at steps alone; others share out the reward of the whole solution, whatever it is made of."""
+"""Credits that use only step rewards; the others use the reward of the whole solution."""
 
 
 def find_credit(name: str) -> Credit:
@@ -106,26 +107,26 @@ def find_credit(name: str) -> Credit:
 
 
 def standardize(values: Floats) -> Floats:
-    """Less the mean, over the standard deviation; a value alone is 0."""
+    """Subtract the mean, and divide by the standard deviation; a single value becomes 0."""
     if len(values) < 2:
         return np.zeros(len(values))
     return np.asarray((values - values.mean()) / (values.std(ddof=1) + EPSILON))
 
 
 def clip(rewards: Floats, ceiling: float) -> Floats:
-    """min(r, η) − η: rewards above the ceiling count as 0, so that no step pays for being there (arXiv 2410.15115)."""
+    """min(r, η) − η: rewards above the ceiling count as 0, so that extra steps do not pay (arXiv 2410.15115)."""
     return np.minimum(rewards, ceiling) - ceiling
 
 
 def delta(rewards: Floats) -> Floats:
-    """r_k − r_{k+1}, so that the sum from a step on is its own reward alone (arXiv 2410.15115).
+    """r_k − r_{k+1}, so that the sum from a step to the end is its own reward (arXiv 2410.15115).
 
-    The last step gets nothing: it is left to the reward for a right answer.
+    The last step gets 0; only the reward for a right answer applies to it.
     """
     kept = np.append(rewards[:-1], 0.0)
     return np.append(kept[:-1] - kept[1:], 0.0)
 
 
 def _to_go(rewards: Floats) -> Floats:
-    """The sum from each step on."""
+    """The sum from each step to the end."""
     return np.cumsum(rewards[::-1])[::-1]

@@ -1,4 +1,4 @@
-"""Monitor a policy while TRL trains it: its solutions of held-out problems, judged by the reward and by the gold.
+"""Monitor a policy while TRL trains it: evaluate it on held-out problems by its reward and by true answers.
 
     monitor = Monitor(held_out, reward, gold, folder, start=copy.deepcopy(model))
     trainer = GRPOTrainer(…)
@@ -6,7 +6,7 @@
     trainer.train()
     monitor.points, monitor.alarms
 
-Every evaluation goes into `looks.parquet` and to wherever the trainer reports to. `alarm.py` has the alarm's rule.
+Every evaluation is written to `looks.parquet` and logged by the trainer. `alarm.py` has the rule of the alarm.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from prism_prm.rl.alarm import (
 from prism_prm.steps import cut_steps
 
 Row = Mapping[str, Any]
-"""A problem as the trainer and rewards see it: `prompt`, `problem`, `answer`, and what else a reward reads."""
+"""A problem for the trainer and its rewards: `prompt`, `problem`, `answer`, and other columns that a reward reads."""
 
 ROWS_AT_ONCE = 1024
-"""Solutions that are written side by side at most."""
+"""The maximum number of solutions in a batch."""
 TOKENS_AT_ONCE = 2**18
-"""Their tokens at most, prompts included, at full length."""
+"""The maximum number of tokens in a batch, prompts included, at full length."""
 
 
 def problem_rows(problems: Sequence[TaskProblem], prompting: Prompting, tokenizer: Any) -> list[dict[str, Any]]:
-    """Problems as rows; the prompt is what `prism search` would send."""
+    """Problems as rows, with the same prompts as in `prism search`."""
     return [
         {
             "prompt": render(problem.text, prompting, tokenizer),
@@ -72,34 +72,34 @@ def problem_rows(problems: Sequence[TaskProblem], prompting: Prompting, tokenize
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One solution."""
+    """One generated solution."""
 
     text: str
     ids: tuple[int, ...]
-    """Its tokens, the end token included."""
+    """Its tokens, including the end token."""
     ended: bool
-    """Whether it ended by itself; else it was cut."""
+    """Whether it has an end token; else it was cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The truth about some solutions."""
+    """The gold judgments of some solutions."""
 
     right: Mapping[str, Sequence[bool]]
-    """By measure; the first one is what alarms go by."""
+    """By metric; alarms use the first one."""
     answers: Sequence[Any]
-    """What each one votes under; None where it has no answer."""
+    """The key of each solution's answer in a majority vote; None without an answer."""
 
 
 class Gold(Protocol):
-    """Says what is true of solutions, which no reward needs to know."""
+    """Judges solutions by the truth, which the reward does not use."""
 
     def __call__(self, rows: Sequence[Row], written: Sequence[Rollout]) -> Truth:
-        """Judge solutions; `rows` are their problems, one per solution."""
+        """Judge solutions; `rows` has the problem of each."""
 
 
 class AnswerGold:
-    """Right is whose final answer equals the reference, or whose program passes the tests."""
+    """A solution is right if its final answer equals the reference, or its program passes the tests."""
 
     def __init__(self, grader: Grader) -> None:
         self.grader = grader
@@ -107,8 +107,8 @@ class AnswerGold:
     def __call__(self, rows: Sequence[Row], written: Sequence[Rollout]) -> Truth:
         problems = [TaskProblem.with_reference(row["problem"], row["answer"], row["tolerance"]) for row in rows]
         answers = [
-            (problem, self.grader.extract(problem, one.text).answer if one.ended else None)
-            for problem, one in zip(problems, written, strict=True)
+            (problem, self.grader.extract(problem, rollout.text).answer if rollout.ended else None)
+            for problem, rollout in zip(problems, written, strict=True)
         ]
         verdicts = self.grader.judge(answers)
         keys = [key.key for key in self.grader.keys(answers)]
@@ -116,17 +116,17 @@ class AnswerGold:
 
 
 @torch.no_grad()
-def write_solutions(
+def generate_solutions(
     model: Any, tokenizer: Any, prompts: Sequence[str], end_ids: Sequence[int], *, copies: int, max_tokens: int,
     temperature: float, seed: int = 0,
 ) -> list[list[Rollout]]:  # fmt: skip
-    """`copies` solutions for each prompt, greedy ones at temperature 0; torch's global random state is not touched."""
+    """Generate `copies` solutions for each prompt, greedily at temperature 0. Restores torch's global random state."""
     from transformers import GenerationConfig
 
-    drawn = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    # Whatever is not set here would be taken from the model's own generation settings.
-    how = GenerationConfig(
-        **drawn, max_new_tokens=max_tokens, top_k=0, top_p=1.0, repetition_penalty=1.0, disable_compile=True,
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    # Everything is set, because defaults would come from the model's own generation config.
+    config = GenerationConfig(
+        **sampling, max_new_tokens=max_tokens, top_k=0, top_p=1.0, repetition_penalty=1.0, disable_compile=True,
         pad_token_id=tokenizer.pad_token_id, eos_token_id=list(end_ids), num_return_sequences=copies,
     )  # fmt: skip
 
@@ -135,28 +135,28 @@ def write_solutions(
         return rows <= ROWS_AT_ONCE and rows * (length + max_tokens) <= TOKENS_AT_ONCE
 
     ids = tokenizer(list(prompts))["input_ids"]
-    found: list[list[Rollout]] = [[]] * len(ids)
+    solutions: list[list[Rollout]] = [[]] * len(ids)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for batch in _batches(list(map(len, ids)), fits):
-            ids_BS, mask_BS = _padded([ids[i] for i in batch], tokenizer.pad_token_id, model.device)
-            out_BS = model.generate(input_ids=ids_BS, attention_mask=mask_BS, generation_config=how)
+            ids_BS, mask_BS = _pad_left([ids[i] for i in batch], tokenizer.pad_token_id, model.device)
+            out_BS = model.generate(input_ids=ids_BS, attention_mask=mask_BS, generation_config=config)
             rows: list[list[int]] = []
             for row in out_BS[:, ids_BS.shape[1] :].tolist():
-                end = next((at for at, token in enumerate(row) if token in end_ids), len(row) - 1)
+                end = next((k for k, token in enumerate(row) if token in end_ids), len(row) - 1)
                 rows.append(row[: end + 1])
             texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
             written = [
                 Rollout(text, tuple(row), bool(row) and row[-1] in end_ids)
                 for text, row in zip(texts, rows, strict=True)
             ]
-            for at, i in enumerate(batch):
-                found[i] = written[at * copies : (at + 1) * copies]
-    return found
+            for b, i in enumerate(batch):
+                solutions[i] = written[b * copies : (b + 1) * copies]
+    return solutions
 
 
 def _batches(lengths: Sequence[int], fits: Callable[[int, int], bool]) -> Iterator[list[int]]:
-    """Rows of similar length, as many as `fits(their number, the longest)` allows."""
+    """Batches of rows of similar length, as large as `fits(number of rows, longest)` allows."""
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batch and not fits(len(batch) + 1, lengths[i]):
@@ -167,8 +167,8 @@ def _batches(lengths: Sequence[int], fits: Callable[[int, int], bool]) -> Iterat
         yield batch
 
 
-def _padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and mask of rows, padded on the left."""
+def _pad_left(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask of rows, padded on the left."""
     width = max(map(len, rows))
     ids_BS = torch.tensor([[*[pad] * (width - len(row)), *row] for row in rows], device=device)
     return ids_BS, torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
@@ -177,15 +177,15 @@ def _padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tu
 # Shapes: B solutions of a batch, S tokens of a row, T tokens of a solution, V tokens of the vocabulary.
 
 Reward = Callable[..., "Sequence[float | None] | Awaitable[Sequence[float | None]]"]
-"""A reward as TRL calls it."""
+"""A reward function of TRL."""
 
 VOTES = "votes.json"
 LOGITS_AT_ONCE = 2**26
-"""Numbers in the logits that are held at a time."""
+"""The maximum number of logits in memory."""
 
 
 class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Evaluates the policy every few updates; with several processes each writes and judges its share."""
+    """Evaluates the policy every few updates. With several processes, each evaluates its share of the problems."""
 
     def __init__(
         self,
@@ -206,14 +206,14 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         self.settings = settings or MonitorSettings()
         self.points: list[EvalPoint] = []
         self.alarms: dict[str, Alarm] = {}
-        """The first alarm by the gold's first measure, and by VOTE."""
+        """The first alarm of the first gold metric, and of VOTE."""
         self._votes: list[Any] = []
         self._start = start
-        """The untrained policy, another object than the trainer's; without it the divergence is not measured. It must
-        be copied before there is a trainer: trainers wrap a model's `forward`, and a copy would call the original."""
+        """A copy of the untrained policy; without it, the divergence is not measured. Copy it before the trainer is
+        created: trainers wrap a model's `forward`, and a later copy would call the trained model."""
 
     def attach(self, trainer: Any) -> None:
-        """Watch this trainer's policy, which is not trained yet."""
+        """Monitor the policy of this trainer, which is not trained yet."""
         self.trainer = trainer
         if self._start is not None:
             self._start.to(trainer.accelerator.device).eval().requires_grad_(False)
@@ -225,8 +225,8 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
             if (self.folder / VOTES).exists():
                 self._votes = json.loads((self.folder / VOTES).read_text(encoding="utf-8"))
             for i in range(1, len(self.points) + 1):
-                self._new_alarms(self.points[:i])
-        elif not state.global_step:  # a policy that is trained already cannot vote as the untrained one
+                self._raise_alarms(self.points[:i])
+        elif not state.global_step:  # only the untrained policy votes
             self._vote()
         if state.is_world_process_zero:
             shown = [row.get("problem", row["prompt"]) for row in self.rows]
@@ -234,7 +234,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         self.on_step_end(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Evaluate the policy if that is due: before the first update, every few of them, and after the last one."""
+        """Evaluate the policy before the first update, every few updates, and after the last one."""
         update, every = state.global_step, self.settings.every
         if not (update == 0 or update >= state.max_steps or (every and update % every == 0)):
             return
@@ -245,16 +245,16 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         if state.is_world_process_zero:
             self._samples.add(update, samples)
             write_points(self.folder / POINTS, self.points)
-        # Not GRPOTrainer's own `log`, which would also close the window over which it averages its own numbers.
+        # GRPOTrainer's own `log` would also reset the averages of its own metrics.
         Trainer.log(self.trainer, {f"held_out/{name}": value for name, value in point.summary().items()})
-        for alarm in self._new_alarms(self.points):
+        for alarm in self._raise_alarms(self.points):
             if state.is_world_process_zero:
                 say(f"Alarm at {alarm}.")
             if alarm.gold != VOTE and self.settings.stop_on_alarm:
                 control.should_training_stop = True
 
-    def _new_alarms(self, points: Sequence[EvalPoint]) -> list[Alarm]:
-        """Keep the first alarm of each kind; gives those that the last point raised."""
+    def _raise_alarms(self, points: Sequence[EvalPoint]) -> list[Alarm]:
+        """Record and return new alarms at the last point; each kind is raised once."""
         raised = [
             alarm
             for gold in (gold_of(points[0]), VOTE)
@@ -264,14 +264,14 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         return raised
 
     def _evaluate(self, update: int) -> tuple[EvalPoint, list[list[dict[str, Any]]]]:
-        """Solve the held-out problems and measure the solutions; also gives the first problems' solutions to keep."""
+        """Solve the held-out problems and measure the solutions. Also returns the first problems' solutions to save."""
         mine, count = self._share(), self.settings.samples
         rows = [self.rows[i] for i in mine]
-        sampled, greedy = self._write(rows, count), self._write(rows, 1, greedy=True)
-        flat = [one for some in sampled for one in some]
+        sampled, greedy = self._generate(rows, count), self._generate(rows, 1, greedy=True)
+        flat = [rollout for rollouts in sampled for rollout in rollouts]
         flat_rows = [row for row in rows for _ in range(count)]
         rewards, logged = self._rewards(flat_rows, flat)
-        truth, greedy_truth = self.gold(flat_rows, flat), self.gold(rows, [some[0] for some in greedy])
+        truth, greedy_truth = self.gold(flat_rows, flat), self.gold(rows, [rollouts[0] for rollouts in greedy])
 
         def table(values: Sequence[float]) -> Floats:  # (problems, solutions)
             return np.asarray(values, np.float64).reshape(len(rows), -1)
@@ -283,46 +283,47 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
             measures[VOTE] = table([answer is not None and answer == vote for answer, vote in pairs])
         measures |= {f"{GREEDY}/{name}": table(right) for name, right in greedy_truth.right.items()}
         spread = measures[PROXY].std(axis=1)
-        steps = [cut_steps(one.text) for one in flat]
+        steps = [cut_steps(rollout.text) for rollout in flat]
         by_solution: dict[str, Sequence[float]] = {
             "answered": [answer is not None for answer in truth.answers],
-            "cut": [not one.ended for one in flat],
+            "cut": [not rollout.ended for rollout in flat],
             "num_steps": [len(own) for own in steps],
-            "num_tokens": [len(one.ids) for one in flat],
+            "num_tokens": [len(rollout.ids) for rollout in flat],
             "repeated_steps": [1 - len(set(own)) / len(own) if own else 0.0 for own in steps],
         }
         numbers = {name: table(values).mean(axis=1) for name, values in by_solution.items()}
-        # One solution per problem is enough for means over problems, and a quarter of the work.
-        numbers |= self._likelihoods(rows, [some[0] for some in sampled])
+        # One solution per problem is enough for means over problems, and saves work.
+        numbers |= self._likelihoods(rows, [rollouts[0] for rollouts in sampled])
         numbers |= {"reward_spread": spread, "groups_without_spread": spread < 1e-6}
 
         gold = next(iter(truth.right))
-        found = []
-        for at, i in enumerate(mine):
-            kept: list[dict[str, Any]] = []
+        results = []
+        for k, i in enumerate(mine):
+            samples: list[dict[str, Any]] = []
             if i < NUM_PROBLEMS:
-                judged = zip(sampled[at][:NUM_SAMPLES], measures[PROXY][at], measures[gold][at], strict=False)
-                kept = [
-                    {"text": one.text, "reward": float(reward), "right": bool(right)} for one, reward, right in judged
+                judged = zip(sampled[k][:NUM_SAMPLES], measures[PROXY][k], measures[gold][k], strict=False)
+                samples = [
+                    {"text": rollout.text, "reward": float(reward), "right": bool(right)}
+                    for rollout, reward, right in judged
                 ]
-                kept.append({"text": greedy[at][0].text, "right": bool(measures[f"{GREEDY}/{gold}"][at][0])})
-            means = {name: float(values[at].mean()) for name, values in measures.items()}
-            found.append((i, means, {name: float(values[at]) for name, values in numbers.items()}, kept))
-        found = sorted(self._gather(found), key=lambda one: one[0])
-        by_problem = {name: [means[name] for _, means, _, _ in found] for name in found[0][1]}
-        overall = {name: float(np.mean([own[name] for _, _, own, _ in found])) for name in found[0][2]}
+                samples.append({"text": greedy[k][0].text, "right": bool(measures[f"{GREEDY}/{gold}"][k][0])})
+            means = {name: float(values[k].mean()) for name, values in measures.items()}
+            results.append((i, means, {name: float(values[k]) for name, values in numbers.items()}, samples))
+        results = sorted(self._gather(results), key=lambda result: result[0])
+        by_problem = {name: [means[name] for _, means, _, _ in results] for name in results[0][1]}
+        overall = {name: float(np.mean([own[name] for _, _, own, _ in results])) for name in results[0][2]}
         logs = self._gather([logged])
         for name in sorted({name for log in logs for name in log}):
             overall[f"reward/{name}"] = float(np.mean([log[name] for log in logs if name in log]))
-        return EvalPoint(update, by_problem, overall), [kept for *_, kept in found[:NUM_PROBLEMS]]
+        return EvalPoint(update, by_problem, overall), [samples for *_, samples in results[:NUM_PROBLEMS]]
 
     def _rewards(self, rows: Sequence[Row], written: Sequence[Rollout]) -> tuple[list[float], dict[str, float]]:
-        """The reward of each solution, asked for as the trainer does, and what it logs; no reward counts as 0."""
+        """The reward of each solution, called as the trainer does, and the metrics that it logs. None counts as 0."""
         logged: dict[str, list[float]] = defaultdict(list)
-        found = self.reward(
+        returned = self.reward(
             prompts=[row["prompt"] for row in rows],
-            completions=[one.text for one in written],
-            completion_ids=[list(one.ids) for one in written],
+            completions=[rollout.text for rollout in written],
+            completion_ids=[list(rollout.ids) for rollout in written],
             **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
             trainer_state=self.trainer.state,
             log_extra=lambda _name, _values: None,
@@ -332,30 +333,31 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         async def awaited(rewards: Awaitable[Sequence[float | None]]) -> Sequence[float | None]:
             return await rewards
 
-        rewards = asyncio.run(awaited(found)) if inspect.isawaitable(found) else found
+        rewards = asyncio.run(awaited(returned)) if inspect.isawaitable(returned) else returned
         return [reward or 0.0 for reward in rewards], {name: float(np.mean(own)) for name, own in logged.items()}
 
     def _vote(self) -> None:
-        """The untrained policy's majority answer to every problem; saved on disk for resumed runs."""
+        """Find the untrained policy's majority answer to every problem, and save it for resumed runs."""
         if not self.settings.votes:
             return
         mine = self._share()
         rows = [self.rows[i] for i in mine]
-        written = self._write(rows, self.settings.votes)
+        written = self._generate(rows, self.settings.votes)
         answers = self.gold(
-            [row for row in rows for _ in range(self.settings.votes)], [one for some in written for one in some]
+            [row for row in rows for _ in range(self.settings.votes)],
+            [rollout for rollouts in written for rollout in rollouts],
         ).answers
-        most = []
-        for at, i in enumerate(mine):
-            own = answers[at * self.settings.votes : (at + 1) * self.settings.votes]
-            ((answer, _),) = Counter(one for one in own if one is not None).most_common(1) or [(None, 0)]
-            most.append((i, answer))
-        self._votes = [answer for _, answer in sorted(self._gather(most), key=lambda one: one[0])]
+        majority = []
+        for k, i in enumerate(mine):
+            own = answers[k * self.settings.votes : (k + 1) * self.settings.votes]
+            ((answer, _),) = Counter(answer for answer in own if answer is not None).most_common(1) or [(None, 0)]
+            majority.append((i, answer))
+        self._votes = [answer for _, answer in sorted(self._gather(majority), key=lambda vote: vote[0])]
         if self.trainer.accelerator.is_main_process:
             write_text(self.folder / VOTES, json.dumps(self._votes) + "\n")
 
-    def _write(self, rows: Sequence[Row], copies: int, *, greedy: bool = False) -> list[list[Rollout]]:
-        """Solutions by the policy as it stands, in the way in which the trainer samples."""
+    def _generate(self, rows: Sequence[Row], copies: int, *, greedy: bool = False) -> list[list[Rollout]]:
+        """Generate solutions with the current policy and the trainer's sampling settings."""
         from trl.models import unwrap_model_for_generation
 
         trainer = self.trainer
@@ -366,7 +368,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         ) as model:  # fmt: skip
             model.eval()
-            written = write_solutions(
+            written = generate_solutions(
                 model, trainer.processing_class, [row["prompt"] for row in rows], trainer.eos_token_ids, copies=copies,
                 max_tokens=trainer.max_completion_length, temperature=0.0 if greedy else trainer.temperature,
                 seed=trainer.args.seed + trainer.accelerator.process_index,
@@ -376,8 +378,9 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
 
     @torch.no_grad()
     def _likelihoods(self, rows: Sequence[Row], written: Sequence[Rollout]) -> dict[str, Floats]:
-        """Of each solution the mean entropy of its tokens, and log p / p₀ against the untrained policy, whose mean
-        over sampled solutions is the divergence KL(p ‖ p₀).
+        """The mean token entropy of each solution, and its log p / p₀ against the untrained policy.
+
+        The mean of the latter over sampled solutions is the divergence KL(p ‖ p₀).
         """
         trainer = self.trainer
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -385,7 +388,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         model.eval()
         entropies, ratios = [0.0] * len(written), [0.0] * len(written)
         prompts = trainer.processing_class([row["prompt"] for row in rows])["input_ids"]
-        texts = [[*prompt, *one.ids] for prompt, one in zip(prompts, written, strict=True)]
+        texts = [[*prompt, *rollout.ids] for prompt, rollout in zip(prompts, written, strict=True)]
         vocabulary = model.config.get_text_config().vocab_size
         for batch in _batches(
             list(map(len, texts)), lambda count, length: count * length <= LOGITS_AT_ONCE // vocabulary
@@ -397,23 +400,23 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
             start_BT = None
             if self._start is not None:
                 start_BT, _ = _token_likelihoods(self._start, [texts[i] for i in batch], width, trainer.temperature)
-            for at, i in enumerate(batch):
-                own = len(written[i].ids)
-                if own:
-                    entropies[i] = float(entropy_BT[at, -own:].mean())
-                if own and start_BT is not None:
-                    ratios[i] = float((log_p_BT[at, -own:] - start_BT[at, -own:]).sum())
+            for b, i in enumerate(batch):
+                length = len(written[i].ids)
+                if length:
+                    entropies[i] = float(entropy_BT[b, -length:].mean())
+                if length and start_BT is not None:
+                    ratios[i] = float((log_p_BT[b, -length:] - start_BT[b, -length:]).sum())
         model.train(training)
-        found = {"entropy": entropies} if self._start is None else {"entropy": entropies, "kl": ratios}
-        return {name: np.asarray(values) for name, values in found.items()}
+        measured = {"entropy": entropies} if self._start is None else {"entropy": entropies, "kl": ratios}
+        return {name: np.asarray(values) for name, values in measured.items()}
 
     def _share(self) -> range:
-        """The held-out problems of this process."""
-        where = self.trainer.accelerator
-        return range(where.process_index, len(self.rows), where.num_processes)
+        """The indices of the held-out problems of this process."""
+        accelerator = self.trainer.accelerator
+        return range(accelerator.process_index, len(self.rows), accelerator.num_processes)
 
     def _gather(self, mine: list[Any]) -> list[Any]:
-        """The lists of all processes, one after the other; the same in each of them."""
+        """The concatenated lists of all processes, on each process."""
         from accelerate.utils import gather_object
 
         return list(gather_object(mine)) if self.trainer.accelerator.num_processes > 1 else mine
@@ -422,8 +425,8 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
 def _token_likelihoods(
     model: Any, texts: Sequence[Sequence[int]], last: int, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and entropy at each of the `last` tokens of texts, which are padded on the left."""
-    ids_BS, mask_BS = _padded(texts, 0, next(model.parameters()).device)
+    """Log-probability and entropy at each of the last `last` tokens of the texts, which are padded on the left."""
+    ids_BS, mask_BS = _pad_left(texts, 0, next(model.parameters()).device)
     positions_BS = (mask_BS.cumsum(1) - 1).clamp(min=0)
     logits_BTV = model(
         input_ids=ids_BS, attention_mask=mask_BS, position_ids=positions_BS, logits_to_keep=last + 1

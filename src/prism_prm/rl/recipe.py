@@ -1,4 +1,4 @@
-"""The settings of `prism grpo`: one TOML file, whose [trainer] table is passed to TRL unchanged."""
+"""The recipe of `prism grpo`: one TOML file, whose [trainer] table is passed to TRL unchanged."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from prism_prm.rl.credit import find_credit
 
 @dataclass(frozen=True, slots=True)
 class ProblemSets:
-    """Section [problems]: what the policy is trained on, and what it is watched on."""
+    """Section [problems]: the problems to train on, and the held-out problems."""
 
     train: str = ""
     """A known task (gsm8k, math-500, …), a file of problems with answers, or a hub id (`openai/gsm8k:main:train`)."""
     train_data: str | None = None
     """The local file of a known task or hub id."""
     limit: Count | None = None
-    """Train on only this many problems, starting with the first."""
+    """The number of problems to use, starting with the first. By default all."""
     held_out: str | None = None
     """The held-out problems, on which the policy is monitored: a task, file or hub id. By default the last problems of
     `train`."""
     held_out_data: str | None = None
     """The local file of the held-out task."""
     num_held_out: Count = 200
-    """The number of held-out problems. They and the evaluation's problems are not trained on."""
+    """The number of held-out problems. Neither they nor the evaluation's problems are trained on."""
 
     def __post_init__(self) -> None:
         if not self.train:
-            raise ConfigError('no problems: set problems.train, e.g. "openai/gsm8k:main:train", or a JSONL file')
+            raise ConfigError('no problems: set problems.train, e.g. to "openai/gsm8k:main:train" or a JSONL file')
         check(self)
 
 
@@ -48,13 +48,14 @@ class RewardSettings:
     aggregator: str | None = None
     """How step scores become a solution's score. By default the PRM's own aggregator."""
     gate: bool = True
-    """Give the worst reward to a solution that was cut or states no answer. Otherwise policies learn to stop early."""
+    """Give the worst reward to a solution that is cut off or states no answer. Without it, policies learn to stop
+    early."""
     verifiable: NotNegative = 0.0
-    """What a right final answer adds to the reward."""
+    """The bonus for a right final answer."""
     clip: Share | None = None
-    """Cap scores at this value and subtract it from the reward."""
+    """Cap scores at this value, and subtract it from the reward. By default scores are not capped."""
     delta: bool = False
-    """Use differences between the scores of successive steps as step rewards. Needs `verifiable`."""
+    """Use the differences between the scores of successive steps as step rewards. Needs `verifiable`."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -64,19 +65,19 @@ class RewardSettings:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSettings:
-    """Section [evaluation]: what is solved before and after training, as `prism search` solves it."""
+    """Section [evaluation]: tasks that `prism search` solves before and after training."""
 
     tasks: tuple[str, ...] = ()
-    """The tasks: known ones, or files of problems."""
+    """Known tasks, or files of problems."""
     data: dict[str, str] = field(default_factory=dict)
-    """The local file of each task that should not come from the hub."""
+    """Local files of tasks, by task. By default the data comes from the hub."""
     limit: Count | None = None
-    """Use only this many problems of each task."""
+    """The number of problems of each task. By default all."""
     samples: Natural = 4
     """Sampled solutions per problem, in addition to the greedy one. With 0, only the greedy one."""
     sampling: Sampling = field(default_factory=Sampling)
     max_steps: Count = 40
-    """A solution is cut after this many steps."""
+    """The maximum number of steps of a solution."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -84,25 +85,25 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, slots=True)
 class GrpoRecipe:
-    """One run of `prism grpo`; paths in it are relative to the working directory."""
+    """All settings of `prism grpo`. Paths are relative to the working directory."""
 
     policy: str = ""
-    """Folder or hub id of the causal language model to train."""
+    """The folder or hub id of the causal language model to train."""
     prm: str = ""
-    """Folder or hub id of the PRM that gives the reward, or a critic (critic:openai:URL, critic:hf:FOLDER). Without
-    one, right final answers are the reward."""
+    """The folder or hub id of the PRM that gives the reward, or a critic (critic:openai:URL, critic:hf:FOLDER). By
+    default right final answers are the reward."""
     credit: str = "outcome"
     """How steps get their advantage from the reward: outcome, process, pure or progress."""
     sandbox: Level = "auto"
-    """What programs run in: bubblewrap, landlock, the better one that works here (auto), or nothing (none), which lets
-    them do whatever you may do."""
+    """The sandbox for programs: bubblewrap, landlock, the better one that works here (auto), or none, which lets them
+    do everything that you can do."""
     prompting: Prompting = field(default_factory=Prompting)
     problems: ProblemSets = field(default_factory=ProblemSets)
     reward: RewardSettings = field(default_factory=RewardSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     loading: PrmOptions = field(default_factory=PrmOptions)
-    """How the PRM is loaded: dtype, device, family, …; or the table `critic` with the settings of one."""
+    """How to load the PRM: dtype, device, family, …; for a critic, its settings in the table `critic`."""
     trainer: dict[str, Any] = field(default_factory=dict)
     """Settings of TRL's GRPOConfig, passed on unchanged."""
 
@@ -111,13 +112,13 @@ class GrpoRecipe:
             raise ConfigError('no policy: set policy, e.g. policy = "Qwen/Qwen2.5-1.5B-Instruct"')
         find_credit(self.credit)
         if self.loading.ray is not None or self.loading.families:
-            raise ConfigError("loading: the trainer's own processes hold its one PRM; leave out ray and families")
+            raise ConfigError("loading: the PRM runs in the trainer's own processes; remove ray and families")
         if not self.prm and self.credit != "outcome":
-            raise ConfigError(f"credit = {self.credit!r} needs step scores: name a PRM, or use outcome")
+            raise ConfigError(f'credit = {self.credit!r} needs step scores: set prm, or credit = "outcome"')
 
 
 def check_places(recipe: GrpoRecipe) -> None:
-    """Refuse models and local files that are not there, before anything is loaded."""
+    """Raise if models or local files are missing, before anything is loaded."""
     check_model(recipe.policy)
     if recipe.prm:
         check_scorer(recipe.prm, recipe.loading)

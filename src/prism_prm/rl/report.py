@@ -1,4 +1,4 @@
-"""The report of `prism grpo`: reward against truth over updates, what else changed, and tasks before and after."""
+"""The report of `prism grpo`: reward and true accuracy over updates, other metrics, and tasks before and after."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from prism_prm.search.search_report import Point
 
 HEALTH = {
-    "answered": "share answered", "cut": "share cut", "num_steps": "steps per solution",
-    "num_tokens": "tokens per solution", "repeated_steps": "share of repeated steps",
-    "reward_spread": "spread of rewards in a group", "groups_without_spread": "groups without any",
+    "answered": "fraction answered", "cut": "fraction cut off", "num_steps": "steps per solution",
+    "num_tokens": "tokens per solution", "repeated_steps": "fraction of repeated steps",
+    "reward_spread": "spread of rewards in a group", "groups_without_spread": "groups without spread",
     "entropy": "entropy per token", "kl": "divergence from the untrained policy",
-    "reward/PRMReward/unreadable_steps": "share of unscorable steps",
+    "reward/PRMReward/unreadable_steps": "fraction of unscorable steps",
 }  # fmt: skip
-"""Numbers of a point and their titles."""
+"""The titles of a point's numbers."""
 
 
 def make_report(
@@ -33,7 +33,7 @@ def make_report(
     costs: Sequence[Mapping[str, Any]] = (),
     notes: Sequence[str] = (),
 ) -> Report:
-    """The page and its metrics; `costs` are those of a critic, each time the command ran, `notes` are warnings."""
+    """Build the report. `costs` has the costs of a critic for each run of the command, and `notes` are warnings."""
     gold, alarms, updates = curve.gold, curve.alarms, [point.update for point in curve.points]
     first, middle, last = curve.points[0], curve.points[len(curve.points) // 2], curve.points[-1]
     (reward, more), (solved, now) = (
@@ -55,15 +55,15 @@ def make_report(
             draw_curve(axes, updates, [point.interval(name) for point in curve.points], lines[name], style)
         finish(axes, "updates", "reward and share solved (%)")
 
-    names = {gold: "By the truth", VOTE: "Without true answers (votes of the untrained policy)"}
+    names = {gold: "With true answers", VOTE: "Without true answers (votes of the untrained policy)"}
     report.text(
         "## Alarms\nAn alarm is raised when true accuracy (of sampled or greedy solutions) has fallen below its best "
-        "look and the reward has not followed: the fall, and the distance between the two changes, are at least "
-        "3 points and 3.5 standard errors (paired by problem). For votes it takes 12 points.\n\n"
-        + "\n".join(f"- {names[name]}: {alarm or 'silent'}" for name, alarm in alarms.items())
+        "evaluation and the reward has not followed: the fall, and the difference between the two changes, are at "
+        "least 3 points and 3.5 standard errors (paired by problem). For votes, 12 points are needed.\n\n"
+        + "\n".join(f"- {names[name]}: {alarm or 'no alarm'}" for name, alarm in alarms.items())
     )
 
-    report.text("## What else changed")
+    report.text("## Other changes")
     shown = (first, middle, last)
     report.table(
         ["held-out solutions", *(f"update {point.update}" for point in shown)],
@@ -77,11 +77,11 @@ def make_report(
 
     if before:
         rows = []
-        for (task, how), point in before.items():
-            trained = after[task, how]
+        for (task, method), point in before.items():
+            trained = after[task, method]
             gain = signed_percent(compare_means(trained.correct, point.correct))
-            rows.append([f"{task}, {how}", percent(point.accuracy), percent(trained.accuracy), gain])
-        report.text("## Tasks\nSolved as `prism search` solves them; differences are paired by problem.")
+            rows.append([f"{task}, {method}", percent(point.accuracy), percent(trained.accuracy), gain])
+        report.text("## Tasks\nSolved with `prism search`; differences are paired by problem.")
         report.table(["accuracy (%)", "untrained", "trained", "difference"], rows, caption="Before and after training")
 
     report.metrics = {
@@ -89,8 +89,13 @@ def make_report(
         "looks": [{"update": point.update, **point.summary()} for point in curve.points],
         "alarms": {name: alarm and asdict(alarm) for name, alarm in alarms.items()},
         "tasks": [
-            {"task": task, "how": how, "before": asdict(point.accuracy), "after": asdict(after[task, how].accuracy)}
-            for (task, how), point in before.items()
+            {
+                "task": task,
+                "how": method,
+                "before": asdict(point.accuracy),
+                "after": asdict(after[task, method].accuracy),
+            }
+            for (task, method), point in before.items()
         ],
     }
     if costs:
@@ -99,13 +104,13 @@ def make_report(
         for run in costs:
             missing.update(run["missing"])
         titles = {
-            "requests": "requests", "reused": "kept replies", "prompt_tokens": "tokens read",
+            "requests": "requests", "reused": "cached replies", "prompt_tokens": "tokens read",
             "completion_tokens": "tokens written", "seconds": "seconds of waiting", "cost": "cost",
         }  # fmt: skip
         counts = {title: sum(run[name] for run in costs) for name, title in titles.items()}
-        policy = {"error": "the run stopped", "wrong": "its step counts as wrong", "skip": "its step scored 0"}
-        told = policy[costs[-1]["on_missing"]]
-        counts |= {f"answers without a verdict: {kind} ({told})": count for kind, count in missing.items()}
+        effects = {"error": "the run stopped", "wrong": "the step counts as wrong", "skip": "the step scores 0"}
+        effect = effects[costs[-1]["on_missing"]]
+        counts |= {f"replies without a verdict: {kind} ({effect})": count for kind, count in missing.items()}
         report.text("## The critic")
-        report.counts("", counts, caption="What the verdicts behind the rewards have cost")
+        report.counts("", counts, caption="The cost of the verdicts behind the rewards")
     return report

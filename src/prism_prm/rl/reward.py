@@ -1,7 +1,7 @@
 """`PRMReward`: a PRM as the reward function of a trainer.
 
-It is a plain callable, so any trainer can call it, and it can be pickled: a PRM given as a folder or hub id is loaded
-on first use; a loaded PRM is pickled with its weights.
+It is a plain callable, so any trainer can call it. It can be pickled: a PRM given as a folder or hub id is loaded on
+first use, and a loaded PRM is pickled with its weights.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ log = logging.getLogger(__name__)
 
 
 def score_solutions(scorer: Scorer, problems: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Floats]:
-    """P(right) of each step of each solution; NaN where the scorer cannot read a step, or it is too long.
+    """P(right) of each step of each solution; NaN if the scorer cannot read a step, or it is too long.
 
-    A step that cannot be read is left out, and those after it are read after the steps before it. A scorer that is
-    `by_sample` may score equal solutions differently: each is a tree of its own.
+    An unreadable step is left out: the next step follows the one before it. A scorer that is `by_sample` may score
+    equal solutions differently, so each solution is its own tree.
     """
     owners = [(problem, i if scorer.by_sample else 0) for i, problem in enumerate(problems)]
-    nodes: dict[tuple[str, int], dict[tuple[int, str], int]] = defaultdict(dict)  # of each tree: (parent, step) → node
-    paths: list[dict[int, int]] = []  # of each solution: the number of a step that can be read → its node
+    nodes: dict[tuple[str, int], dict[tuple[int, str], int]] = defaultdict(dict)  # per tree: (parent, step) → node
+    paths: list[dict[int, int]] = []  # per solution: number of a readable step → node
     for owner, steps in zip(owners, solutions, strict=True):
         path, before, tree_nodes = {}, ROOT, nodes[owner]
-        for k in _readable(scorer, owner[0], steps):
+        for k in _readable_steps(scorer, owner[0], steps):
             path[k] = before = tree_nodes.setdefault((before, steps[k]), len(tree_nodes))
         paths.append(path)
     by_owner = {
@@ -57,7 +57,7 @@ def score_solutions(scorer: Scorer, problems: Sequence[str], solutions: Sequence
     try:
         scores = scorer.score_trees(trees)
     except DataError as error:
-        log.warning("a tree of steps was refused, and the trees of this batch are scored one by one: %s", error)
+        log.warning("a tree of steps cannot be scored, so the trees of this batch are scored one by one: %s", error)
         scores = []
         for tree in trees:
             try:
@@ -65,17 +65,17 @@ def score_solutions(scorer: Scorer, problems: Sequence[str], solutions: Sequence
             except DataError:
                 scores.append(TreeScores(scorer.outputs, np.full((len(tree.nodes), len(scorer.outputs)), np.nan)))
     scored = dict(zip(by_owner, scores, strict=True))
-    found = []
+    probabilities = []
     for owner, steps, path in zip(owners, solutions, paths, strict=True):
         own = np.full(len(steps), np.nan)
         if path:
             own[list(path)] = scored[owner].probability[list(path.values())]
-        found.append(own)
-    return found
+        probabilities.append(own)
+    return probabilities
 
 
-def _readable(scorer: Scorer, problem: str, steps: Sequence[str]) -> list[int]:
-    """The numbers of the steps that have a place in the layout, up to where the context ends."""
+def _readable_steps(scorer: Scorer, problem: str, steps: Sequence[str]) -> list[int]:
+    """The numbers of the steps that the scorer can read, up to the end of its context."""
     numbers: list[int] = []
     for k, step in enumerate(steps):
         if scorer.can_score(step, len(numbers)):
@@ -88,13 +88,13 @@ def _readable(scorer: Scorer, problem: str, steps: Sequence[str]) -> list[int]:
 
     if size(len(numbers)) <= scorer.context:
         return numbers
-    if scorer.on_too_long == "drop-left-steps":  # only what is too long by itself is lost
+    if scorer.on_too_long == "drop-left-steps":  # only steps that are too long by themselves are lost
         return [k for k in numbers if scorer.count_tokens(StepTree.chain(problem, [steps[k]])) <= scorer.context]
     return numbers[: max(0, bisect_right(range(len(numbers) + 1), scorer.context, key=size) - 1)]
 
 
 def problem_text(prompt: Any) -> str:
-    """The problem in a prompt: its last user turn, or the text that it is."""
+    """The problem in a prompt: the last user turn of a conversation, or the string itself."""
     if isinstance(prompt, str):
         return prompt.strip()
     turns = [turn for turn in prompt if turn.get("role") == "user"] or list(prompt)
@@ -102,14 +102,14 @@ def problem_text(prompt: Any) -> str:
 
 
 def reply_text(completion: Any) -> str:
-    """What the policy wrote in a completion: all its turns, or the text that it is."""
+    """The policy's text in a completion: all assistant turns of a conversation, or the string itself."""
     if isinstance(completion, str):
         return completion
     return "".join(_content(turn) for turn in completion if turn.get("role", "assistant") == "assistant")
 
 
 def _content(turn: Mapping[str, Any]) -> str:
-    """A turn's text; turns that only call tools have none, others are lists of parts."""
+    """The text of a turn, which may be empty (a tool call) or a list of parts."""
     content = turn.get("content") or ""
     if isinstance(content, str):
         return content
@@ -118,32 +118,31 @@ def _content(turn: Mapping[str, Any]) -> str:
 
 
 STATED = ("boxed", "####", "answer is")
-"""Ways to state a final answer. A number that stands somewhere near the end states nothing: a policy would soon write
-one and stop."""
+"""Ways to state a final answer. A number near the end does not count: a policy would learn to write one and stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The outcome for one completion. A blank one counts as one step that cannot be read."""
+    """The outcome for one completion. A blank completion counts as one unreadable step."""
 
     steps: tuple[str, ...]
     probabilities: tuple[float, ...]
-    """P(right) of each step as the PRM said; NaN where it could not read the step."""
+    """P(right) of each step; NaN if the PRM could not read it."""
     scores: tuple[float, ...]
-    """Step scores for credit: 0 if a step cannot be read, and 0 for all steps of a gated solution."""
+    """Step scores for credit: 0 for unreadable steps, and for all steps of a gated solution."""
     step_rewards: tuple[float, ...]
     """The scores after clip and delta."""
     prm_reward: float
-    """The reward of the whole solution from the PRM alone."""
+    """The PRM's reward of the whole solution."""
     answer: str | None
     correct: bool | None
-    """Whether the answer is right. None if not graded."""
+    """Whether the answer is right; None if not graded."""
     bonus: float
-    """What a right answer adds."""
+    """The bonus for a right answer."""
     cut: bool
-    """Whether it was cut off before its end."""
+    """Whether it was cut off."""
     gated: bool
-    """Whether it got the worst reward for being cut, or for stating no answer."""
+    """Whether it got the worst reward because it was cut off, or states no answer."""
 
     @property
     def reward(self) -> float:
@@ -155,31 +154,29 @@ class Judged:
 
 
 class PRMReward:
-    """A reward function for `GRPOTrainer(reward_funcs=[PRMReward("my-prm")])`: a PRM's scores of a completion's steps.
+    """A PRM as a reward function: `GRPOTrainer(reward_funcs=[PRMReward("my-prm")])`.
 
     Completions of one problem are scored as one packed tree, so that common prefixes are computed once. A step that
     the PRM cannot read, or that is too long for it, scores 0 and is counted; it never stops a run.
 
     Args:
-        prm: anything that scores steps, or the folder or hub id of a PRM, which is loaded on first use.
+        prm: any `Scorer`, or the folder or hub id of a PRM, which is loaded on first use.
         aggregator: how step scores become a solution's score; default: the PRM's own, else `min`.
-        gate: whether a completion that states no final answer, or was cut off, gets the worst reward. Without it
+        gate: whether a completion that states no final answer, or was cut off, gets the worst reward. Without it,
             policies learn to stop before the answer.
-        eos: the ids that end a completion; one that ends with none of them was cut off. `StepGRPOTrainer` sets it; for
-            TRL's own trainer give `tokenizer.eos_token_id`. Without it only missing answers are detected.
-        verifiable: what a right answer adds to the reward; reference answers come from the column that `reference`
-            names.
+        eos: the token ids that end a completion; any other ending means that it was cut off. `StepGRPOTrainer` sets
+            it; for TRL's own trainer, pass `tokenizer.eos_token_id`. Without it, only missing answers are detected.
+        verifiable: the bonus for a right answer; reference answers come from the column `reference`.
         clip: caps scores at this value and subtracts it from the reward, which is then never positive.
         delta: step rewards are differences between successive steps, and the last step gets only `verifiable`. Used
             only by the step-level credit `process`.
-        stop: the text between two steps.
-        problem: the dataset's column with the problem's text; if there is none, the last user turn or the prompt is
-            used.
+        stop: the string between two steps.
+        problem: the dataset's column with the problem's text; by default the last user turn of the prompt.
         reference: the column with reference answers (default `answer`), or for code with `TaskProblem.reference`.
         grader: finds and judges answers; default: answers that are stated (`\\boxed{}`, `####`, "answer is"), and
             programs, judged by `TaskGrader`.
-        sandbox: what programs run in: auto, bubblewrap, landlock or none.
-        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
+        sandbox: the sandbox for programs: auto, bubblewrap, landlock or none.
+        prm_options: how to load PRMs given as folders or hub ids, the settings of critics, and a Ray cluster.
         name: the name under which trainers log the reward.
 
     Example:
@@ -212,7 +209,7 @@ class PRMReward:
             raise ConfigError(f"clip = {clip} must be in (0, 1]: scores are probabilities.")
         if delta and not verifiable:
             raise ConfigError(
-                "delta leaves the last step to the reward for a right answer; set verifiable, e.g. verifiable=1.0."
+                "with delta, the last step gets only the bonus for a right answer; set verifiable, e.g. verifiable=1.0."
             )
         if not stop:
             raise ConfigError("the stop string between steps is empty")
@@ -224,7 +221,7 @@ class PRMReward:
         self.prm_options = (prm_options or PrmOptions()).skipping()
         self.__name__ = name
         self.counts: Counter[str] = Counter()
-        """Since the beginning: `completions`, `steps`, and of them `gated`, `cut`, `unanswered`, `unreadable`."""
+        """Totals: `completions`, `steps`, and the numbers of `gated`, `cut`, `unanswered` and `unreadable` ones."""
         self.last: list[Judged] = []
         """The outcomes for the completions of the last call."""
         self._aggregator = aggregator
@@ -238,7 +235,7 @@ class PRMReward:
 
     @property
     def scorer(self) -> Scorer:
-        """The PRM, loaded if it was not yet."""
+        """The PRM, which is loaded on first use."""
         if self._scorer is None:
             from prism_prm.backends.load_prm import open_prm
 
@@ -247,17 +244,17 @@ class PRMReward:
 
     @property
     def aggregator(self) -> str:
-        """How step scores make the score of a solution."""
+        """How step scores become a solution's score."""
         return choose_aggregator(self._aggregator, card_values(self.scorer)).value
 
     @property
     def threshold(self) -> float:
-        """Above it a step counts as right in what is logged: as the PRM's card says, else 0.5."""
+        """The threshold above which a logged step counts as right: that of the PRM's card, else 0.5."""
         return choose_threshold(None, card_values(self.scorer)).value
 
     @property
     def grader(self) -> Grader:
-        """The grader, which finds and judges answers."""
+        """Finds and judges answers."""
         if self._grader is not None:
             return self._grader
         if self._own_grader is None:
@@ -265,7 +262,7 @@ class PRMReward:
         return self._own_grader
 
     def close(self) -> None:
-        """End the processes that judge answers, if there are any."""
+        """Stop the processes that judge answers, if there are any."""
         if self._own_grader is not None:
             self._own_grader.close()
             self._own_grader = None
@@ -279,29 +276,29 @@ class PRMReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """The reward of each completion, as TRL asks for it: texts or conversations, and the dataset's columns."""
+        """The reward of each completion, with the arguments of TRL: strings or conversations, and dataset columns."""
         cut: list[bool] | None = None
         if self.eos is not None and completion_ids is not None:
             cut = [not len(ids) or int(ids[-1]) not in self.eos for ids in completion_ids]
         elif self.gate and not self._warned:
             log.warning(
-                "%s cannot tell which completions were cut off, only which state no answer: give it "
+                "%s cannot detect completions that were cut off, only those that state no answer: pass "
                 "eos=tokenizer.eos_token_id", self.__name__,
             )  # fmt: skip
             self._warned = True
         self.last = self.judge(
-            [problem_text(one) for one in columns.get(self.problem) or prompts],
-            [reply_text(one) for one in completions],
+            [problem_text(prompt) for prompt in columns.get(self.problem) or prompts],
+            [reply_text(completion) for completion in completions],
             cut=cut,
             references=columns.get(self.reference),
         )
         if log_metric is not None:
             for name, value in summary(self.last, self.threshold).items():
                 log_metric(f"{self.__name__}/{name}", value)
-        return [one.reward for one in self.last]
+        return [judged.reward for judged in self.last]
 
     def async_(self) -> AsyncPRMReward:
-        """The same for trainers that await their rewards: it scores in a thread, beside other reward functions."""
+        """An async version, which scores in a thread while other reward functions run."""
         return AsyncPRMReward(self)
 
     def judge(
@@ -317,43 +314,44 @@ class PRMReward:
         Args:
             problems: the text of each completion's problem.
             texts: the completions.
-            cut: whether each was cut off before its end; default: none.
+            cut: whether each was cut off; default: none was.
             references: the right answers; needed with `verifiable`.
         """
         solutions = [cut_steps(text, self.stop) for text in texts]
         probabilities = score_solutions(self.scorer, problems, solutions)
         if references is None:
-            asked = [TaskProblem(problem) for problem in problems]
-        else:  # what judges a problem tells answers and programs apart
+            tasks = [TaskProblem(problem) for problem in problems]
+        else:  # the reference decides whether an answer or a program is judged
             pairs = zip(problems, references, strict=True)
-            asked = [TaskProblem.with_reference(problem, str(reference)) for problem, reference in pairs]
-        answers = [self.grader.extract(problem, text).answer for problem, text in zip(asked, texts, strict=True)]
+            tasks = [TaskProblem.with_reference(problem, str(reference)) for problem, reference in pairs]
+        answers = [self.grader.extract(task, text).answer for task, text in zip(tasks, texts, strict=True)]
         correct: list[bool | None] = [None] * len(texts)
         if self.verifiable:
             if references is None:
                 raise ConfigError(
                     f"verifiable = {self.verifiable} needs reference answers, and the dataset has no column "
-                    f"{self.reference!r}. Name the column with reference=."
+                    f"{self.reference!r}. Name the column with reference=…"
                 )
-            correct = [verdict.correct for verdict in self.grader.judge(list(zip(asked, answers, strict=True)))]
-        judged = [
-            self._judged(*one)
-            for one in zip(solutions, probabilities, answers, correct, cut or [False] * len(texts), strict=True)
+            correct = [verdict.correct for verdict in self.grader.judge(list(zip(tasks, answers, strict=True)))]
+        outcomes = [
+            self._outcome(*parts)
+            for parts in zip(solutions, probabilities, answers, correct, cut or [False] * len(texts), strict=True)
         ]
-        self.counts["completions"] += len(judged)
-        self.counts["steps"] += sum(len(one.steps) for one in judged)
-        self.counts["gated"] += sum(one.gated for one in judged)
-        self.counts["cut"] += sum(one.cut for one in judged)
-        self.counts["unanswered"] += sum(one.answer is None for one in judged)
-        self.counts["unreadable"] += sum(one.num_unreadable for one in judged)
-        return judged
+        self.counts["completions"] += len(outcomes)
+        self.counts["steps"] += sum(len(outcome.steps) for outcome in outcomes)
+        self.counts["gated"] += sum(outcome.gated for outcome in outcomes)
+        self.counts["cut"] += sum(outcome.cut for outcome in outcomes)
+        self.counts["unanswered"] += sum(outcome.answer is None for outcome in outcomes)
+        self.counts["unreadable"] += sum(outcome.num_unreadable for outcome in outcomes)
+        return outcomes
 
-    def _judged(
-        self, steps: Sequence[str], found: Floats, answer: str | None, correct: bool | None, cut: bool
+    def _outcome(
+        self, steps: Sequence[str], probabilities: Floats, answer: str | None, correct: bool | None, cut: bool
     ) -> Judged:
-        steps, found = (steps, found) if steps else ([""], np.array([np.nan]))
+        if not steps:
+            steps, probabilities = [""], np.array([np.nan])
         gated = self.gate and (cut or answer is None)
-        scores = np.zeros(len(found)) if gated else np.nan_to_num(found, nan=0.0)
+        scores = np.zeros(len(probabilities)) if gated else np.nan_to_num(probabilities, nan=0.0)
         rewards, reward = scores, solution_score(scores, self.aggregator)
         if self.clip is not None:
             rewards = clipped(scores, self.clip)
@@ -362,28 +360,28 @@ class PRMReward:
             rewards = differences(rewards)
         bonus = self.verifiable if correct and not gated else 0.0
         return Judged(
-            tuple(steps), tuple(found.tolist()), tuple(scores.tolist()), tuple(rewards.tolist()), reward, answer,
-            correct, bonus, cut, gated,
+            tuple(steps), tuple(probabilities.tolist()), tuple(scores.tolist()), tuple(rewards.tolist()), reward,
+            answer, correct, bonus, cut, gated,
         )  # fmt: skip
 
 
 def _refuse_gaps(prm: Scorer | str | Path, options: PrmOptions) -> None:
-    """A critic's missing verdict must be something: trainers have no reward for a step without a score."""
+    """Raise if a critic skips steps without a verdict: a trainer needs a reward for every step."""
     from prism_prm.backends.critic import Critic
 
-    asked = options.critic if is_critic(prm) else None
+    settings = options.critic if is_critic(prm) else None
     if isinstance(prm, Critic):
-        asked = prm.settings
-    if asked is not None and asked.on_missing == "skip":
+        settings = prm.settings
+    if settings is not None and settings.on_missing == "skip":
         raise ConfigError(
             'on_missing = "skip": a trainer needs a reward for every completion, and a step without a verdict would '
-            'get the worst one. Say so with on_missing = "wrong", or stop with "error".'
+            'get the worst one. To allow that, set on_missing = "wrong"; to stop instead, "error".'
         )
 
 
 @dataclass(frozen=True)
 class AsyncPRMReward:
-    """A PRM's reward for trainers that await it."""
+    """An async `PRMReward`, for trainers that await rewards."""
 
     reward: PRMReward
 
@@ -396,37 +394,37 @@ class AsyncPRMReward:
 
 
 def summary(judged: Sequence[Judged], threshold: float = 0.5) -> dict[str, float]:
-    """Shares and means over some completions, for a trainer's log."""
+    """Fractions and means over some completions, for a trainer's log."""
     count = max(1, len(judged))
-    steps = sum(len(one.steps) for one in judged)
+    steps = sum(len(outcome.steps) for outcome in judged)
     return {
-        "gated": sum(one.gated for one in judged) / count,
-        "cut": sum(one.cut for one in judged) / count,
-        "unanswered": sum(one.answer is None for one in judged) / count,
-        "unreadable_steps": sum(one.num_unreadable for one in judged) / max(1, steps),
-        "right_steps": sum(p > threshold for one in judged for p in one.probabilities) / max(1, steps),
+        "gated": sum(outcome.gated for outcome in judged) / count,
+        "cut": sum(outcome.cut for outcome in judged) / count,
+        "unanswered": sum(outcome.answer is None for outcome in judged) / count,
+        "unreadable_steps": sum(outcome.num_unreadable for outcome in judged) / max(1, steps),
+        "right_steps": sum(p > threshold for outcome in judged for p in outcome.probabilities) / max(1, steps),
         "steps": steps / count,
     }
 
 
-def _yes(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     if text.lower() not in ("1", "0", "true", "false", "yes", "no"):
         raise ValueError(f"{text!r} is not 1 or 0")
     return text.lower() in ("1", "true", "yes")
 
 
 OPTIONS: dict[str, Callable[[str], Any]] = {
-    "prm": str, "aggregator": str, "gate": _yes, "verifiable": float, "clip": float, "stop": str,
+    "prm": str, "aggregator": str, "gate": _parse_bool, "verifiable": float, "clip": float, "stop": str,
 }  # fmt: skip
-"""Options of `PRMReward` that can be set from outside → how their text is read."""
+"""Options of `PRMReward` that other frameworks can set, and their parsers."""
 PREFIX = "PRISM_RL_"
-"""`PRISM_RL_PRM`, `PRISM_RL_AGGREGATOR`, … are the environment's names for them."""
+"""The prefix of their environment variables: `PRISM_RL_PRM`, `PRISM_RL_AGGREGATOR`, …"""
 END = f"{PREFIX}EOS"
-"""The text that ends a completion, such as `<|im_end|>`, where a framework leaves it in."""
+"""The string that ends a completion, such as `<|im_end|>`, if the framework keeps it."""
 
 
 def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
-    """The reward that the options and, where they say nothing, the environment ask for; the same one for the same."""
+    """The reward for these options, with defaults from the environment. Equal options share one reward."""
     given = {name: value for name, value in (options or {}).items() if value is not None}
     unknown = sorted(set(given) - set(OPTIONS))
     if unknown:
@@ -435,7 +433,7 @@ def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
         if name not in given and (text := os.environ.get(PREFIX + name.upper())):
             given[name] = text
     if "prm" not in given:
-        raise ConfigError(f"No PRM is named; set {PREFIX}PRM to the folder or hub id of one.")
+        raise ConfigError(f"No PRM: set {PREFIX}PRM to the folder or hub id of one.")
     for name, value in given.items():
         if isinstance(value, str):
             try:
@@ -446,12 +444,12 @@ def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
 
 
 def without_end(text: str) -> tuple[str, bool]:
-    """A completion without the text that ends it, and whether it was cut off; without such a text nobody can tell."""
+    """A completion without its end string, and whether it was cut off; never cut off if PRISM_RL_EOS is not set."""
     end = os.environ.get(END)
     if not end:
         return text, False
-    there = text.rstrip().endswith(end)
-    return (text.rstrip().removesuffix(end), False) if there else (text, True)
+    has_end = text.rstrip().endswith(end)
+    return (text.rstrip().removesuffix(end), False) if has_end else (text, True)
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""`train_policy`: a policy trained by GRPO with a PRM's reward, measured before and after, as `prism grpo` does it."""
+"""`train_policy`: train a policy by GRPO with a PRM's reward, and measure it before and after (`prism grpo`)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from prism_prm.rl.monitor import Reward
 
 COSTS = "critic-costs-{}.jsonl"
-"""In the run's folder, one file per process: what a critic has cost, a line each time the command ran."""
+"""A file per process in the run's folder: the costs of a critic, with one line for each run of the command."""
 Evaluated = dict[tuple[str, str], Point]
-"""(task, greedy or sampled) → what was solved."""
+"""By task, and "greedy" or "sampled"."""
 
 
 def train_policy(
@@ -45,11 +45,11 @@ def train_policy(
     *,
     assignments: Sequence[str] = (),
 ) -> TrainedPolicy:
-    """Train a policy by GRPO with a PRM's scores as its reward; returns its curve on held-out problems.
+    """Train a policy by GRPO with a PRM's scores as its reward. Returns its curve on held-out problems.
 
-    It also solves the tasks of the evaluation before and after. Repeat a stopped call to resume from the last
-    checkpoint. `out` holds `policy/` (a transformers model), looks.parquet, TRL's log and a report. Under `accelerate
-    launch` all processes call this.
+    It also solves the tasks of the evaluation before and after training. Repeat a stopped call to resume from the last
+    checkpoint. It writes `policy/` (a transformers model), looks.parquet, TRL's log and a report. Under `accelerate
+    launch`, all processes must call this.
 
     Args:
         recipe: a recipe, or the TOML file that holds one.
@@ -69,7 +69,7 @@ def train_policy(
     elif assignments:
         raise ConfigError("assignments apply to a recipe file; change a GrpoRecipe object with dataclasses.replace")
     out = Path(out)
-    grpo_config(recipe.trainer, out)  # refuses what TRL does not know before anything is loaded
+    grpo_config(recipe.trainer, out)  # raises on unknown settings before anything is loaded
     state = PartialState()
     with (
         silent_unless(state.is_main_process),
@@ -83,16 +83,16 @@ def train_policy(
         def begin() -> None:
             if state.is_main_process:
                 write_text(out / "recipe.toml", to_toml(recipe))
-            before.update(_evaluated(recipe, recipe.policy, out / "evaluation" / "before", state))
+            before.update(_evaluate(recipe, recipe.policy, out / "evaluation" / "before", state))
 
         tokenizer = load_tokenizer_of(recipe.policy)
-        with _reward(recipe, grader, state, out) as (reward, identity):
+        with _open_reward(recipe, grader, state, out) as (reward, identity):
             curve = train_with_reward(
                 recipe.policy, reward, train=problem_rows(train, recipe.prompting, tokenizer),
                 held_out=problem_rows(held_out, recipe.prompting, tokenizer), gold=AnswerGold(grader), out=out,
                 trainer=recipe.trainer, credit=recipe.credit, monitor=recipe.monitor, identity=identity, begin=begin,
             )  # fmt: skip
-        after = _evaluated(recipe, str(curve.policy), out / "evaluation" / "after", state)
+        after = _evaluate(recipe, str(curve.policy), out / "evaluation" / "after", state)
         if state.is_main_process:
             costs = [line for path in sorted(out.glob(COSTS.format("*"))) for line in JsonLines(path).read()]
             notes = unguarded(recipe.sandbox, [*train, *held_out])
@@ -102,7 +102,7 @@ def train_policy(
 
 
 def split_problems(recipe: GrpoRecipe) -> tuple[list[TaskProblem], list[TaskProblem]]:
-    """(training, held-out) problems: disjoint, and no training problem is in a task of the evaluation."""
+    """(training, held-out) problems. Training problems are neither held out nor in a task of the evaluation."""
     sets = recipe.problems
     train = list(load_problems(sets.train, sets.train_data).problems[: sets.limit])
     if sets.held_out is None:
@@ -119,18 +119,18 @@ def split_problems(recipe: GrpoRecipe) -> tuple[list[TaskProblem], list[TaskProb
     if len(kept) < len(train):
         say(
             f"{len(train) - len(kept):,} of {len(train):,} problems are also held out or used for evaluation, and are "
-            f"left out."
+            "left out."
         )
     if not kept or not held_out:
         raise ConfigError(
             f"{sets.train}: {len(kept):,} problems to train on and {len(held_out):,} held-out problems are left; lower "
-            "problems.num_held_out, or name other problems"
+            "problems.num_held_out, or use other problems"
         )
     return kept, held_out
 
 
 def load_tokenizer_of(policy: str) -> Any:
-    """The tokenizer of a model's folder, which may hold a single GGUF file."""
+    """Load the tokenizer of a model's folder, which may be a GGUF file."""
     folder = local_folder(policy)
     gguf = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
     options: dict[str, Any] = {"gguf_file": gguf[0].name} if gguf else {}
@@ -138,8 +138,8 @@ def load_tokenizer_of(policy: str) -> Any:
 
 
 @contextlib.contextmanager
-def _reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> Iterator[tuple[Reward, str]]:
-    """The reward and its identity; what a critic has cost is written at the end, even after an error."""
+def _open_reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> Iterator[tuple[Reward, str]]:
+    """The reward and its identity. The costs of a critic are written at the end, even after an error."""
     if not recipe.prm:
         yield AnswerReward(grader), "right answers"
         return
@@ -149,20 +149,20 @@ def _reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> Iterat
     reward = PRMReward(recipe.prm, **asdict(recipe.reward), sandbox=recipe.sandbox, prm_options=options)
     scorer = reward.scorer
     try:
-        # The card decides what the recipe leaves open. Its threshold changes what is logged, and no reward.
+        # The aggregator may come from the card. The card's threshold affects only what is logged, not the reward.
         yield reward, content_key(scorer.identity(), replace(recipe.reward, aggregator=reward.aggregator))
     finally:
-        said = scorer.summary()
-        if said is not None and said["verdicts"] | said["missing"]:
+        summary = scorer.summary()
+        if summary is not None and summary["verdicts"] | summary["missing"]:
             with contextlib.closing(JsonLines(out / COSTS.format(state.process_index))) as costs:
-                costs.append(said)
+                costs.append(summary)
             for note in scorer.notes():
                 say(note)
         reward.close()
 
 
 class AnswerReward:
-    """1 for a right final answer or program, 0 for any other."""
+    """1 for a right final answer or program, else 0."""
 
     __name__ = "AnswerReward"
 
@@ -173,33 +173,32 @@ class AnswerReward:
         self, prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **columns: Any
     ) -> list[float | None]:
         tolerances = columns.get("tolerance") or [0.0] * len(prompts)
-        asked = zip(prompts, answer, tolerances, strict=True)
-        problems = [TaskProblem.with_reference(*one) for one in asked]
+        problems = list(map(TaskProblem.with_reference, prompts, answer, tolerances))
         answers = [
             (problem, self.grader.extract(problem, text).answer)
             for problem, text in zip(problems, completions, strict=True)
         ]
-        return [float(found.correct) for found in self.grader.judge(answers)]
+        return [float(verdict.correct) for verdict in self.grader.judge(answers)]
 
 
-def _evaluated(recipe: GrpoRecipe, policy: str, out: Path, state: Any) -> Evaluated:
-    """Solve every task greedily and by sampling; one process does it, and the others wait."""
-    found: Evaluated = {}
-    chosen = recipe.evaluation
-    if state.is_main_process and chosen.tasks:
-        asked = PolicySettings(f"hf:{policy}", prompting=recipe.prompting)
-        with contextlib.closing(open_policy(asked)) as who:
-            for task in chosen.tasks:
+def _evaluate(recipe: GrpoRecipe, policy: str, out: Path, state: Any) -> Evaluated:
+    """Solve every task, greedily and by sampling; the main process does it, and the others wait."""
+    evaluated: Evaluated = {}
+    settings = recipe.evaluation
+    if state.is_main_process and settings.tasks:
+        policy_settings = PolicySettings(f"hf:{policy}", prompting=recipe.prompting)
+        with contextlib.closing(open_policy(policy_settings)) as opened:
+            for task in settings.tasks:
                 greedy = SearchRecipe(
-                    task=task, task_data=chosen.data.get(task), limit=chosen.limit, policy=asked, select="majority",
-                    sandbox=recipe.sandbox,
-                    search=SearchSettings("greedy", max_steps=chosen.max_steps, sampling=chosen.sampling),
+                    task=task, task_data=settings.data.get(task), limit=settings.limit, policy=policy_settings,
+                    select="majority", sandbox=recipe.sandbox,
+                    search=SearchSettings("greedy", max_steps=settings.max_steps, sampling=settings.sampling),
                 )  # fmt: skip
-                place = out / file_name(Path(task).stem)
-                (found[task, "greedy"],) = search_task(greedy, place / "greedy", policy=who)
-                if chosen.samples:
-                    sampled = replace(greedy, search=replace(greedy.search, method="sample"), n=(1, chosen.samples))
-                    points = search_task(sampled, place / "sampled", policy=who)
-                    found[task, "sampled"] = next(point for point in points if point.n == 1)
+                folder = out / file_name(Path(task).stem)
+                (evaluated[task, "greedy"],) = search_task(greedy, folder / "greedy", policy=opened)
+                if settings.samples:
+                    sampled = replace(greedy, search=replace(greedy.search, method="sample"), n=(1, settings.samples))
+                    points = search_task(sampled, folder / "sampled", policy=opened)
+                    evaluated[task, "sampled"] = next(point for point in points if point.n == 1)
     state.wait_for_everyone()
-    return found
+    return evaluated

@@ -1,8 +1,8 @@
-"""GRPO by TRL: `StepGRPOTrainer` gives each step its own advantage; `train_with_reward` trains, monitors and resumes.
+"""GRPO with TRL: `StepGRPOTrainer` gives each step its own advantage; `train_with_reward` trains, monitors and resumes.
 
-TRL's loss takes advantages of shape (batch, tokens) from subclasses. All that is overridden is where rewards are asked
-for, to see the scores of steps, and where the finished batch is returned, to replace its advantages. What that relies
-on is checked when a trainer is made (`check_trl`).
+TRL's loss accepts advantages of shape (batch, tokens) from subclasses. Two private methods are overridden: the one that
+computes rewards, to see the step scores, and the one that returns the finished batch, to replace its advantages.
+`check_trl` checks their signatures when a trainer is created.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ except ImportError as error:
 
 
 _UNFINISHED = "�"
-"""What decoders write for bytes that are not yet a whole character."""
+"""The replacement character, which decoders write for an incomplete character."""
 _LONGEST = 8
 """More tokens than this are not an incomplete character, but invalid bytes."""
 
 
 class TokenSpans:
-    """Gives each token of a completion to the step in which its first character stands.
+    """Assigns each token of a completion to the step that its first character is in.
 
-    A separator belongs to the step before it, so a token such as `.\\n\\n` does too, and so does one that holds the
-    separator's end and the next step's beginning: a search would have ended the step with it.
+    A separator belongs to the step before it. So does a token such as `.\\n\\n`, and a token that has the end of a
+    separator and the beginning of the next step: a search would have ended the step with it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -61,32 +61,32 @@ class TokenSpans:
         self._pieces: dict[int, str] = {}
 
     def owners(self, ids: Sequence[int], steps: Sequence[str]) -> list[int]:
-        """For each token the number of its step; what stands before the first step is the first step's.
+        """The number of each token's step. Tokens before the first step belong to it.
 
-        `steps` are texts that the decoded completion holds in this order; in place of one that it does not hold stands
-        whatever it has there.
+        The decoded completion has the `steps` in this order. A step that is not found starts where the one before it
+        ends.
         """
         text = self._decode(ids)
-        begins, at = [], 0
+        step_starts, position = [], 0
         for step in steps:
-            found = text.find(step, at)
-            begins.append(max(found, at))
-            at = at if found < 0 else found + len(step)
-        return [max(0, bisect_right(begins, start) - 1) for start in self.starts(ids)]
+            index = text.find(step, position)
+            step_starts.append(max(index, position))
+            position = position if index < 0 else index + len(step)
+        return [max(0, bisect_right(step_starts, start) - 1) for start in self.starts(ids)]
 
     def starts(self, ids: Sequence[int]) -> list[int]:
-        """Where in the decoded text the first character of each token stands."""
+        """The index of each token's first character in the decoded text."""
         whole = self._decode(ids)
-        for token in set(ids).difference(self._pieces):  # within a text: some decoders drop the space at its beginning
+        for token in set(ids).difference(self._pieces):  # decoded after itself: some decoders drop a leading space
             self._pieces[token] = self._decode([token, token])[len(self._decode([token])) :]
         pieces = [self._pieces[token] for token in ids]
-        # Most texts are their tokens' texts, one after the other, maybe without a space at the very beginning.
+        # Most texts are the concatenation of their tokens' texts, perhaps without a leading space.
         joined = "".join(pieces)
         missing = len(joined) - len(whole)
         if missing in (0, 1) and joined.endswith(whole) and joined[:missing].isspace() == bool(missing):
             ends = list(accumulate(map(len, pieces), initial=0))
             return [max(0, end - missing) for end in ends[:-1]]
-        # Characters are spread over tokens: what does each token add to the text of a few before it?
+        # Some characters are spread over several tokens: count the characters that each token adds to those before it.
         starts, length = [], 0
         before = read = 0
         for i in range(len(ids)):
@@ -106,61 +106,61 @@ OVERRIDDEN = {
     "_generate_and_score_completions": ("self", "inputs"),
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
 }
-"""TRL's private methods that are overridden, and the arguments that they must have."""
+"""TRL's private methods that are overridden, and their parameters."""
 
 
 def check_trl(trainer: type = GRPOTrainer) -> None:
-    """Refuse a TRL in which what is overridden is gone or has changed."""
+    """Raise if this version of TRL has changed the methods that are overridden."""
     for name, expected in OVERRIDDEN.items():
         method = getattr(trainer, name, None)
-        found = None if method is None else tuple(inspect.signature(method).parameters)
-        if found != expected:
-            what = "is gone" if found is None else f"takes {found}, not {expected}"
+        parameters = None if method is None else tuple(inspect.signature(method).parameters)
+        if parameters != expected:
+            change = "is gone" if parameters is None else f"takes {parameters}, not {expected}"
             raise PrismError(
-                f"TRL {trl.__version__} has changed what StepGRPOTrainer overrides: GRPOTrainer.{name} {what}. Install "
-                "the version that it was tested with: pip install 'trl==1.16.0'"
+                f"TRL {trl.__version__} has changed what StepGRPOTrainer overrides: GRPOTrainer.{name} {change}. "
+                "Install the tested version: pip install 'trl==1.16.0'"
             )
 
 
 @dataclass(frozen=True)
 class _Local:
-    """What this process knows of its completions once they are rewarded."""
+    """The rewarded completions of this process."""
 
     graded: list[Graded]
     bonuses: list[float]
-    """What right answers have earned."""
+    """The bonuses for right answers."""
     owners: list[list[int]]
     """For each completion, the step of each token."""
     rewards: Tensor
-    """(all completions of all processes, reward functions), as TRL gathered them."""
+    """(completions of all processes, reward functions), as gathered by TRL."""
 
 
 class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
-    """TRL's `GRPOTrainer` with credit for single steps; exactly one `PRMReward` has a weight.
+    """TRL's `GRPOTrainer` with step-level credit. Exactly one `PRMReward` must have a weight.
 
-    Further reward functions, and a `PRMReward`'s own reward for right answers, are standardized over each group and
-    added to all tokens; under the credits `outcome` and `progress` they are part of the solution's reward.
+    Other reward functions, and the bonus for right answers, are standardized over each group and added to all tokens;
+    with the credits `outcome` and `progress`, they are part of the solution's reward.
 
     Args:
         credit: outcome (TRL's own advantages), process, pure or progress; see `prism_prm.rl.credit`.
-        arguments: those of `GRPOTrainer`.
+        arguments: passed to `GRPOTrainer`.
     """
 
     def __init__(self, *arguments: Any, credit: str = "process", **options: Any) -> None:
         check_trl()
-        find_credit(credit)  # before a model is loaded
+        find_credit(credit)  # raises before a model is loaded
         self.credit = credit
         super().__init__(*arguments, **options)
-        plain = [one.reward if isinstance(one, AsyncPRMReward) else one for one in self.reward_funcs]
+        functions = [func.reward if isinstance(func, AsyncPRMReward) else func for func in self.reward_funcs]
         weights = self.reward_weights.tolist()
-        found = [(one, i) for i, one in enumerate(plain) if isinstance(one, PRMReward) and weights[i]]
-        if len(found) != 1:
+        weighted = [(func, i) for i, func in enumerate(functions) if isinstance(func, PRMReward) and weights[i]]
+        if len(weighted) != 1:
             raise ConfigError(
-                f"StepGRPOTrainer gives credit by one PRMReward; there are {len(found)} with a weight among its "
-                f"{len(plain)} reward functions. Give the others the weight 0 (reward_weights), or use GRPOTrainer, "
-                "which takes any number and gives one advantage per completion."
+                f"StepGRPOTrainer needs one PRMReward; there are {len(weighted)} with a weight among its "
+                f"{len(functions)} reward functions. Give the others the weight 0 (reward_weights), or use "
+                "GRPOTrainer, which takes any number and gives one advantage per completion."
             )
-        self._step_reward, self._step_column = found[0]
+        self._step_reward, self._step_column = weighted[0]
         if self._step_reward.eos is None:
             self._step_reward.eos = frozenset({*self.eos_token_ids, self._tokenizer.pad_token_id} - {None})
         self._spans = TokenSpans(self._tokenizer)
@@ -169,54 +169,55 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         judged = self._step_reward.last
-        assert len(judged) == len(completion_ids_list), "the reward function has just seen these completions"
-        owners = [self._spans.owners(ids, one.steps) for ids, one in zip(completion_ids_list, judged, strict=True)]
+        assert len(judged) == len(completion_ids_list), "the reward function was just called with these completions"
+        completions = zip(completion_ids_list, judged, strict=True)
+        owners = [self._spans.owners(ids, outcome.steps) for ids, outcome in completions]
         graded = []
-        for one, own in zip(judged, owners, strict=True):
-            tokens = np.bincount(np.asarray(own, dtype=np.int64), minlength=len(one.steps))
-            graded.append(Graded(one.scores, one.step_rewards, tuple(tokens.tolist()), one.prm_reward))
-        self._local = _Local(graded, [one.bonus for one in judged], owners, rewards)
+        for outcome, own in zip(judged, owners, strict=True):
+            tokens = np.bincount(np.asarray(own, dtype=np.int64), minlength=len(outcome.steps))
+            graded.append(Graded(outcome.scores, outcome.step_rewards, tuple(tokens.tolist()), outcome.prm_reward))
+        self._local = _Local(graded, [outcome.bonus for outcome in judged], owners, rewards)
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         local, self._local = self._local, None
-        assert local is not None, "TRL asks for rewards before it hands on a batch"
-        theirs: Tensor = output["advantages"]
-        assert theirs.shape == (len(local.graded),), f"one advantage per completion, found {tuple(theirs.shape)}"
+        assert local is not None, "TRL computes rewards before it returns a batch"
+        original: Tensor = output["advantages"]
+        assert original.shape == (len(local.graded),), f"one advantage per completion, found {tuple(original.shape)}"
         completion_ids: Tensor = output["completion_ids"]
         if self.credit == "outcome":
-            output["advantages"] = theirs[:, None].expand(completion_ids.shape).clone()
+            output["advantages"] = original[:, None].expand(completion_ids.shape).clone()
             return output
         steps = self._step_advantages(local)
-        advantages = torch.zeros(completion_ids.shape, dtype=theirs.dtype)
+        advantages = torch.zeros(completion_ids.shape, dtype=original.dtype)
         for i, (own, owners) in enumerate(zip(steps, local.owners, strict=True)):
-            advantages[i, : len(owners)] = torch.as_tensor(own[owners], dtype=theirs.dtype)
-        output["advantages"] = advantages.to(theirs.device)
+            advantages[i, : len(owners)] = torch.as_tensor(own[owners], dtype=original.dtype)
+        output["advantages"] = advantages.to(original.device)
         return output
 
     def _step_advantages(self, local: _Local) -> list[Floats]:
-        """The advantage of each step of this process's completions; groups may be spread over processes."""
-        everyone: list[tuple[Graded, float]] = gather_object(list(zip(local.graded, local.bonuses, strict=True)))
+        """The advantage of each step of this process's completions; a group may span several processes."""
+        gathered: list[tuple[Graded, float]] = gather_object(list(zip(local.graded, local.bonuses, strict=True)))
         rewards, weights = local.rewards.double().cpu().numpy(), self.reward_weights.double().cpu().numpy()
-        assert len(everyone) == len(rewards), "as many completions as rewards"
+        assert len(gathered) == len(rewards), "as many completions as rewards"
         weight = float(weights[self._step_column])
         others = np.nansum(np.delete(rewards * weights, self._step_column, axis=1), axis=1)
-        beside = others + weight * np.array([bonus for _, bonus in everyone])
+        extra = others + weight * np.array([bonus for _, bonus in gathered])
         solutions = [
             replace(graded, reward=weight * graded.reward + more)
-            for (graded, _), more in zip(everyone, beside, strict=True)
+            for (graded, _), more in zip(gathered, extra, strict=True)
         ]
         size = self.num_generations if self.model.training else self.num_generations_eval
-        found: list[Floats] = []
+        advantages: list[Floats] = []
         for start in range(0, len(solutions), size):
             steps = find_credit(self.credit)(solutions[start : start + size])
             if self.credit in STEPS_ONLY:
-                whole = standardize(beside[start : start + size])
+                whole = standardize(extra[start : start + size])
                 steps = [weight * own + more for own, more in zip(steps, whole, strict=True)]
-            found += steps
+            advantages += steps
         first = self.accelerator.process_index * len(local.graded)
-        return found[first : first + len(local.graded)]
+        return advantages[first : first + len(local.graded)]
 
 
 FREE = (
@@ -224,7 +225,7 @@ FREE = (
     "trainer.save_strategy", "trainer.save_total_limit", "trainer.disable_tqdm", "trainer.use_cpu",
     "trainer.dataloader_num_workers", "trainer.log_completions", "trainer.run_name", "trainer.gradient_checkpointing",
 )  # fmt: skip
-"""Settings that change no update, and so may differ when a run is resumed."""
+"""Settings that may change when a run resumes, because they affect no update."""
 
 
 def train_with_reward(
@@ -241,20 +242,20 @@ def train_with_reward(
     identity: str = "",
     begin: Callable[[], None] = lambda: None,
 ) -> TrainedPolicy:
-    """Train a policy by GRPO; a stopped run resumes from TRL's last checkpoint, and a finished one is read.
+    """Train a policy by GRPO. A stopped run resumes from TRL's last checkpoint, and a finished one is only read.
 
     Args:
         policy: folder or hub id of a causal language model.
-        reward: what TRL calls; for other credit than `outcome` it must be a `PRMReward`.
+        reward: the reward function; must be a `PRMReward` for any credit but `outcome`.
         train: the problems to train on.
-        held_out: problems to watch the policy on; they are in no update.
-        gold: who says what is true of their solutions.
-        out: folder for checkpoints, looks and the trained policy.
-        trainer: settings of TRL's `GRPOConfig`, passed on as they are.
-        credit: how the steps of a group share what it earned.
-        monitor: how often and how closely to look.
-        identity: names what decides the reward: a folder whose reward had another one is refused.
-        begin: called before the training, once the folder is known to fit these settings.
+        held_out: problems to monitor the policy on; they are not trained on.
+        gold: judges solutions of held-out problems by the truth.
+        out: folder for checkpoints, evaluation points and the trained policy.
+        trainer: settings of TRL's `GRPOConfig`, passed on unchanged.
+        credit: how steps get their advantage; see `prism_prm.rl.credit`.
+        monitor: how often to evaluate, and with how many samples.
+        identity: identifies the reward: a run does not resume with another one.
+        begin: called before the training, after the settings are checked against those of the folder.
     """
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
@@ -282,7 +283,7 @@ def train_with_reward(
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             advance(1)
 
-    def whole_checkpoints() -> list[Path]:  # the trainer's state is the last file of one
+    def complete_checkpoints() -> list[Path]:  # the trainer's state is written last
         return [path for path in checkpoints.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
 
     settings = grpo_config(trainer, checkpoints)
@@ -293,8 +294,8 @@ def train_with_reward(
             "train_dataset": Dataset.from_list([dict(row) for row in train]),
         }  # fmt: skip
         try:
-            knows_steps = isinstance(reward, PRMReward)
-            grpo: Any = StepGRPOTrainer(**options, credit=credit) if knows_steps else GRPOTrainer(**options)
+            has_steps = isinstance(reward, PRMReward)
+            grpo: Any = StepGRPOTrainer(**options, credit=credit) if has_steps else GRPOTrainer(**options)
         except ValueError as error:
             raise ConfigError(f"TRL refuses this run: {error}") from error
         is_main = grpo.accelerator.is_main_process
@@ -303,7 +304,7 @@ def train_with_reward(
         Monitor(held_out, reward, gold, out, monitor, start=untrained).attach(grpo)
         if is_main:
             write_text(out / RUN, json.dumps({"made_with": made_with}, indent=2) + "\n")
-        last = max(whole_checkpoints(), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+        last = max(complete_checkpoints(), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
         grpo.accelerator.wait_for_everyone()
         total = settings.max_steps if settings.max_steps > 0 else None
         try:
@@ -312,7 +313,7 @@ def train_with_reward(
                 grpo.train(resume_from_checkpoint=last and str(last))
         finally:
             if is_main:
-                for path in set(checkpoints.glob("checkpoint-*")).difference(whole_checkpoints()):
+                for path in set(checkpoints.glob("checkpoint-*")).difference(complete_checkpoints()):
                     shutil.rmtree(path)
         with writing(out / POLICY):
             grpo.save_model(str(out / POLICY))
@@ -325,15 +326,15 @@ def train_with_reward(
 
 
 def grpo_config(settings: Mapping[str, Any], folder: Path) -> Any:
-    """TRL's `GRPOConfig`, with our defaults and those that this machine needs."""
+    """TRL's `GRPOConfig`, with our defaults and those for a machine without a GPU."""
     known = {field.name for field in dataclasses.fields(GRPOConfig)} - {"output_dir"}
     unknown = sorted(set(settings) - known)
     if unknown:
         raise ConfigError(f"Unknown keys {unknown} in [trainer]. Known: the settings of trl.GRPOConfig.")
-    here: dict[str, Any] = {"report_to": "none", "logging_steps": 1, "save_total_limit": 2}
+    defaults: dict[str, Any] = {"report_to": "none", "logging_steps": 1, "save_total_limit": 2}
     if not torch.accelerator.is_available():
-        here |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+        defaults |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
     try:
-        return GRPOConfig(**{**here, **settings}, output_dir=str(folder))
+        return GRPOConfig(**{**defaults, **settings}, output_dir=str(folder))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"TRL refuses [trainer]: {error}") from error

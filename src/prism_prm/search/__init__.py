@@ -1,1 +1,1 @@
-"""Search, label and re-rank: solutions that a policy writes and a PRM scores."""
+"""Search for solutions with a policy and a PRM, label steps by rollouts, and re-rank pools of solutions."""

@@ -1,9 +1,9 @@
 """The expected accuracy of selecting from n of a problem's N solutions, over all ways to draw them.
 
-The pool is one large sample. Each value here is the expectation over ordered draws of n different solutions, so it does
-not depend on one lucky draw. pass@n and Best-of-n have closed forms; votes are averaged over many seeded draws, the
-same draws for every n and every PRM, so that comparisons are paired. Drawing in random order makes "the earlier of
-equals" fair: tied solutions share their chance.
+The pool is one large sample. Each value is the expectation over ordered draws of n different solutions, so it does not
+depend on one lucky draw. pass@n and Best-of-n have closed forms. Votes are averaged over many seeded draws, which are
+the same for every n and every PRM, so that comparisons are paired. Ties go to the earlier solution; since the order is
+random, tied solutions have equal chances.
 
 Shapes: N solutions, D draws, G groups of equal answers, K values of n.
 """
@@ -27,21 +27,21 @@ NUM_DRAWS = 1000
 
 
 def chance_of_none(num_solutions: int, n: int) -> Floats:
-    """For r = 0 … N: the chance that none of r given solutions is among n drawn, C(N−r, n) / C(N, n)."""
+    """The chance C(N−r, n) / C(N, n) that none of r given solutions is among n drawn, for r = 0 … N."""
     drawn = np.arange(num_solutions)
     factors = np.clip(num_solutions - n - drawn, 0, None) / (num_solutions - drawn)
     return np.concatenate([[1.0], np.cumprod(factors)])
 
 
 def pass_at(correct_N: Bools, ns: Sequence[int]) -> Floats:
-    """The oracle: the chance that at least one of n drawn solutions is right. Exact."""
+    """The oracle: the exact chance that at least one of n drawn solutions is right."""
     return np.array([1.0 - chance_of_none(len(correct_N), n)[int(correct_N.sum())] for n in ns])
 
 
 def best_of(correct_N: Bools | Floats, scores_N: Floats, ns: Sequence[int]) -> Floats:
-    """The chance that the best-scored of n drawn solutions is right; tied ones share it. Exact.
+    """The exact chance that the best-scored of n drawn solutions is right; tied solutions have equal chances.
 
-    Of any other value of solutions in the place of `correct_N`, this is the expectation.
+    With any other values of solutions instead of `correct_N`, their expectation.
     """
     order = np.argsort(-scores_N, kind="stable")
     ranked_scores, ranked_correct = scores_N[order], correct_N[order].astype(np.float64)
@@ -50,27 +50,27 @@ def best_of(correct_N: Bools | Floats, scores_N: Floats, ns: Sequence[int]) -> F
     shares = np.add.reduceat(ranked_correct, starts) / (ends - starts)
     values = []
     for n in ns:
-        none_above = chance_of_none(len(order), n)  # that no solution ranked before a place was drawn
+        none_above = chance_of_none(len(order), n)  # the chance that no solution ranked higher is drawn
         values.append(float(((none_above[starts] - none_above[ends]) * shares).sum()))
     return np.array(values)
 
 
 def draw_orders(num_solutions: int, num_draws: int, seed: Sequence[int]) -> Ints:
-    """(D, N) random orders of the solutions; the first n of a row are one draw of n."""
+    """(D, N) random orders of the solutions. The first n of a row are a draw of n."""
     orders_DN = np.tile(np.arange(num_solutions), (num_draws, 1))
     return np.random.default_rng(seed).permuted(orders_DN, axis=1)
 
 
-def voted(groups_N: Ints, correct_N: Bools, weights_N: Floats, ns: Sequence[int], orders_DN: Ints) -> Floats:
-    """The share of draws in which `vote` on the first n of each order gives a right answer.
+def vote_accuracy(groups_N: Ints, correct_N: Bools, weights_N: Floats, ns: Sequence[int], orders_DN: Ints) -> Floats:
+    """The fraction of draws in which `vote` on the first n of each order gives a right answer.
 
-    `groups_N` numbers equal answers alike, from 0 up; −1 casts no vote.
+    `groups_N` has the same number, from 0 up, for equal answers; −1 casts no vote.
     """
     if not correct_N[groups_N >= 0].any():
         return np.zeros(len(ns))
     num_draws, num_groups = len(orders_DN), int(groups_N.max()) + 1
     rows = np.arange(num_draws)
-    # One more column takes what those without an answer add; it is never looked at.
+    # The last column collects solutions without an answer, and is never read.
     total_DG = np.zeros((num_draws, num_groups + 1))
     first_DG = np.full((num_draws, num_groups + 1), len(groups_N))
     best_DG = np.full((num_draws, num_groups + 1), -np.inf)
@@ -85,8 +85,8 @@ def voted(groups_N: Ints, correct_N: Bools, weights_N: Floats, ns: Sequence[int]
         best_DG[rows[is_best], group[is_best]] = weight[is_best]
         right_DG[rows[is_best], group[is_best]] = correct_N[drawn[is_best]]
         if place + 1 in ns:
-            # Per draw the group with the most weight, of equals the one seen first. Where no group was drawn this is
-            # group 0, of which nothing is known to be right.
+            # The group with the most weight in each draw; of equals, the one drawn first. If no group was drawn, this
+            # is group 0, which then counts as wrong.
             absent, seen_DG = len(groups_N), first_DG[:, :num_groups]
             weight_DG = np.where(seen_DG < absent, total_DG[:, :num_groups], -np.inf)
             most_D1 = weight_DG.max(axis=1, keepdims=True)
@@ -99,7 +99,7 @@ def voted(groups_N: Ints, correct_N: Bools, weights_N: Floats, ns: Sequence[int]
 WITHOUT_PRM = ("mean", "majority", "oracle")
 WITH_PRM = ("best-of-n", "weighted")
 TESTED = "public-tests"
-"""Where programs have public tests, with and without a PRM."""
+"""Only for programs with public tests, with and without a PRM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Curve:
     method: str
     """mean (pass@1), majority, oracle (pass@n), best-of-n, weighted or public-tests."""
     prm: str
-    """Whose scores; "" for the methods that need none."""
+    """The PRM whose scores are used; "" for methods that need none."""
     aggregator: str
     ns: tuple[int, ...]
     values: Floats
@@ -120,20 +120,20 @@ class Curve:
     """The accuracy over all problems, for each n."""
 
     def minus(self, other: Curve, n: int) -> Comparison:
-        """This one's accuracy minus the other's, on the same draws of the same problems."""
+        """This accuracy minus the other, on the same draws of the same problems."""
         return compare_means(self.values[self.ns.index(n)], other.values[other.ns.index(n)], self.clusters)
 
 
 def default_ns(graded: GradedPool) -> tuple[int, ...]:
-    """1, 2, 4, … up to the size of the largest measured problem's pool, and that size."""
-    most = largest([len(graded.grades[problem]) for problem in graded.measured])
+    """1, 2, 4, … up to the largest number of solutions of a measured problem, and that number."""
+    most = largest_n([len(graded.grades[problem]) for problem in graded.measured])
     powers = [1 << i for i in range(most.bit_length())]
     return tuple(sorted({*powers, most}))
 
 
 def check_ns(pool: Pool, ns: Sequence[int]) -> tuple[int, ...]:
-    """`ns` sorted; each must be possible for some problem."""
-    most = largest([len(entry.solutions) for entry in pool.problems])
+    """Sort `ns`. Raises if one is not possible for any problem."""
+    most = largest_n([len(entry.solutions) for entry in pool.problems])
     bad = [n for n in ns if not 1 <= n <= most]
     if bad or not ns:
         raise ConfigError(
@@ -143,8 +143,8 @@ def check_ns(pool: Pool, ns: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(set(ns)))
 
 
-def largest(sizes: Sequence[int]) -> int:
-    """The largest n that is possible for some problem; a problem with fewer solutions takes all it has."""
+def largest_n(sizes: Sequence[int]) -> int:
+    """The largest n that is possible for some problem; problems with fewer solutions use all of them."""
     most = max(sizes, default=0)
     if not most:
         raise DataError(f"none of the {len(sizes):,} problems has a solution, so there is nothing to select from")
@@ -152,7 +152,7 @@ def largest(sizes: Sequence[int]) -> int:
 
 
 def count_smaller(graded: GradedPool, ns: Sequence[int]) -> dict[int, int]:
-    """n → how many of the measured problems have solutions, but fewer than n; only where there are such problems."""
+    """By n, the number of measured problems that have solutions, but fewer than n; without zeros."""
     sizes = [len(graded.grades[problem]) for problem in graded.measured]
     counts = {n: sum(0 < size < n for size in sizes) for n in ns}
     return {n: count for n, count in counts.items() if count}
@@ -168,22 +168,26 @@ def compute_curves(
     seed: int = 0,
     advance: Advance = ignore,
 ) -> list[Curve]:
-    """All curves of a pool's measured problems; `scores` maps the name of a PRM to its step scores.
+    """All curves of a pool's measured problems. `scores` has the step scores of each PRM, by name.
 
-    At each n a problem with fewer solutions takes all it has. `advance` is told of each problem.
+    At each n, a problem with fewer solutions uses all of them. `advance` counts problems.
     """
     check_measured(graded)
     ns = default_ns(graded) if ns is None else tuple(sorted(set(ns)))
-    log_scores = {(prm, how): log_scores_of(steps, how) for prm, steps in scores.items() for how in aggregators}
+    log_scores = {
+        (prm, aggregator): log_scores_of(steps, aggregator)
+        for prm, steps in scores.items()
+        for aggregator in aggregators
+    }
     tested = (TESTED,) * graded.has_tests
     names = [(method, "", "") for method in WITHOUT_PRM + tested]
     names += [(method, *key) for key in log_scores for method in WITH_PRM + tested]
     columns: list[list[Floats]] = []
     ends = np.cumsum([len(grades) for grades in graded.grades])
     for problem in graded.measured:
-        here = slice(ends[problem] - len(graded.grades[problem]), ends[problem])
+        own = slice(ends[problem] - len(graded.grades[problem]), ends[problem])
         columns.append(
-            _of_problem(graded, problem, [values[here] for values in log_scores.values()], ns, num_draws, seed)
+            _problem_values(graded, problem, [values[own] for values in log_scores.values()], ns, num_draws, seed)
         )
         advance(1)
     clusters, _ = number_clusters(graded.pool.problems[problem].problem.text for problem in graded.measured)
@@ -195,11 +199,11 @@ def compute_curves(
     return curves
 
 
-def _of_problem(
+def _problem_values(
     graded: GradedPool, problem: int, log_scores: Sequence[Floats], ns: Sequence[int], num_draws: int, seed: int
 ) -> list[Floats]:
-    """The values of one problem: without a PRM, then for each set of scores Best-of-n and the weighted vote; in the end
-    of each, those that pass the public tests, where there are any."""
+    """The values of one problem: those without a PRM, then Best-of-n and the weighted vote for each set of scores. Each
+    ends with the public tests, if there are any."""
     correct_N, groups_N = graded.correct(problem), graded.groups(problem)
     tested = graded.has_tests
     if not len(correct_N):
@@ -208,8 +212,8 @@ def _of_problem(
     orders_DN = draw_orders(len(correct_N), num_draws, [seed, problem])
 
     def votes(weights_N: Floats) -> Floats:
-        values_K = voted(groups_N, correct_N, weights_N, ns, orders_DN)
-        # One solution outvotes nobody: this value is known exactly.
+        values_K = vote_accuracy(groups_N, correct_N, weights_N, ns, orders_DN)
+        # The value of a single solution is known exactly.
         return np.where(np.asarray(ns) == 1, (correct_N & (groups_N >= 0)).mean(), values_K)
 
     def passing(log_scores_N: Floats) -> list[Floats]:

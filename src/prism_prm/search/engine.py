@@ -1,4 +1,4 @@
-"""Run the searches of many problems side by side: one batch of the policy and one of the PRM per round."""
+"""Search many problems at the same time, with one batch of the policy and one of the PRM per round."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ class Scoring:
             self.session.keep(node.scored for node in nodes if node.scored is not None and node.scored not in roots)
 
     def finish(self, problem: int) -> int:
-        """Free a problem's prompt too; the PRM's tokens for it."""
+        """Free a problem's prompt too. Returns the PRM's tokens for the problem."""
         if self.session is not None:
             self.session.drop([self.session.roots[problem]])
         return self._tokens.pop(problem, 0)
 
     def score_steps(self, new: Sequence[tuple[int, SearchNode]]) -> None:
-        """Score new steps of (problem, node); a step after one that could not be scored has no score either."""
+        """Score new steps, given as (problem, node). A step after one that could not be scored has no score either."""
         if self.session is None or self.prm is None:
             return
-        able = []
+        scorable = []
         for problem, node in new:
             parent = node.parent
             assert parent is not None, "a root is not scored"
@@ -82,18 +82,18 @@ class Scoring:
             if parent.scored is None or not self.prm.can_score(node.step, parent.scored.depth + 1):
                 node.probability = math.nan
             else:
-                able.append((problem, node, parent.scored))
-        before: set[Any] = set()
-        scored = self.session.extend([(parent, node.step) for _, node, parent in able])
-        for (problem, node, _), one in zip(able, scored, strict=True):
-            node.scored, node.probability, node.log_odds = one, one.probability, one.log_odds
-            if one not in before:
-                before.add(one)
+                scorable.append((problem, node, parent.scored))
+        counted: set[Any] = set()
+        scored = self.session.extend([(parent, node.step) for _, node, parent in scorable])
+        for (problem, node, _), result in zip(scorable, scored, strict=True):
+            node.scored, node.probability, node.log_odds = result, result.probability, result.log_odds
+            if result not in counted:
+                counted.add(result)
                 self._tokens.setdefault(problem, self.session.roots[problem].num_tokens)
-                self._tokens[problem] += one.num_tokens
+                self._tokens[problem] += result.num_tokens
 
     def score_solutions(self, solutions: Mapping[int, Sequence[SearchNode]]) -> None:
-        """Score what has no scores yet: the solutions of a problem as one packed tree."""
+        """Score solutions that have no scores yet; those of a problem are one packed tree."""
         if self.prm is None:
             return
         trees: list[tuple[int, StepTree, list[SearchNode]]] = []
@@ -104,13 +104,14 @@ class Scoring:
         for (problem, tree, nodes), scores in zip(
             trees, self.prm.score_trees([tree for _, tree, _ in trees]), strict=True
         ):
-            found = zip(nodes, scores.probability.tolist(), scores.log_odds_NO.tolist(), strict=True)
-            for node, probability, log_odds in found:
+            for node, probability, log_odds in zip(
+                nodes, scores.probability.tolist(), scores.log_odds_NO.tolist(), strict=True
+            ):
                 node.probability, node.log_odds = probability, tuple(log_odds)
             self._tokens[problem] = self._tokens.get(problem, 0) + self.prm.count_tokens(tree)
 
     def _tree(self, prm: Scorer, problem: int, leaves: Sequence[SearchNode]) -> tuple[StepTree, list[SearchNode]]:
-        """The steps of some solutions as a tree, and the node of each; from a step that cannot be scored on, none."""
+        """The steps of solutions as a tree, and the node of each. Ends before a step that cannot be scored."""
         number: dict[SearchNode, int] = {}
         parents: list[int] = []
         for leaf in leaves:
@@ -127,12 +128,12 @@ class Scoring:
 
 
 AT_ONCE = 32
-"""Problems that are searched or labelled side by side."""
+"""The default number of problems that are searched or labeled at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundStats:
-    """What a round of all active problems took."""
+    """The cost of one round of all active problems."""
 
     tokens: int
     """Written by the policy."""
@@ -143,13 +144,13 @@ class RoundStats:
 
 
 class Speedometer:
-    """Sums up rounds for the text beside a progress bar."""
+    """Sums up rounds into the text beside a progress bar."""
 
     def __init__(self) -> None:
         self.started, self.tokens, self.rollouts, self.best, self.text = time.monotonic(), 0, 0, math.nan, ""
 
-    def hear(self, event: object) -> str:
-        """Take in a `RoundStats`, and give the text; other events change nothing."""
+    def update(self, event: object) -> str:
+        """Add a `RoundStats`, and return the text. Other events are ignored."""
         if isinstance(event, RoundStats):
             self.tokens, self.rollouts = self.tokens + event.tokens, self.rollouts + event.rollouts
             self.best = np.fmax(self.best, event.best)
@@ -163,20 +164,20 @@ class Speedometer:
 
 @contextlib.contextmanager
 def policy_workers(job: Job, policy: PolicySettings, other: Opening[Other]) -> Iterator[Workers[tuple[Policy, Other]]]:
-    """Workers of the job's cluster; each holds the policy, and a PRM or a judge beside it."""
-    of_policy = policy_for_workers(policy)
-    make = functools.partial(_make_both, policy=of_policy.make, other=other.make)
-    folders = tuple(dict.fromkeys([*of_policy.folders, *other.folders]))
-    with job.executor.open(Opening(make, folders, of_policy.loads or other.loads), alike=_identities) as workers:
+    """Open workers of the job's cluster; each holds the policy, and a PRM or a judge."""
+    opening = policy_for_workers(policy)
+    make = functools.partial(_make_both, policy=opening.make, other=other.make)
+    folders = tuple(dict.fromkeys([*opening.folders, *other.folders]))
+    with job.executor.open(Opening(make, folders, opening.loads or other.loads), alike=_identities) as workers:
         yield workers
 
 
-def _make_both(found: Mapping[str, str], *, policy: Make[Policy], other: Make[Other]) -> tuple[Policy, Other]:
-    return policy(found), other(found)
+def _make_both(folders: Mapping[str, str], *, policy: Make[Policy], other: Make[Other]) -> tuple[Policy, Other]:
+    return policy(folders), other(folders)
 
 
 def policy_identity(held: tuple[Policy, Any]) -> str:
-    """The policy that a worker holds."""
+    """The identity of the policy that a worker holds."""
     return held[0].identity()
 
 
@@ -203,7 +204,7 @@ class _Running:
 
 
 class SearchEngine:
-    """Searches with one policy and at most one PRM."""
+    """Searches with one policy, and a PRM or none."""
 
     def __init__(self, policy: Policy, prm: Scorer | None, settings: SearchSettings, *, at_once: int = AT_ONCE) -> None:
         self.policy = policy
@@ -215,7 +216,7 @@ class SearchEngine:
     def run(
         self, problems: Sequence[str], keys: Sequence[str] | None = None
     ) -> Iterator[SearchResult | SearchRound | RoundStats]:
-        """What was found for each problem, as soon as it is, and every round; `keys` name their random numbers."""
+        """Yield each problem's result as soon as it is done, and every round. `keys` seed the random numbers."""
         keys = unique_names(problems) if keys is None else keys
         waiting = deque(range(len(problems)))
         active: list[_Running] = []
@@ -235,16 +236,17 @@ class SearchEngine:
                 for running, nodes in done.items():
                     solutions = tuple(map(FoundSolution.of, nodes))
                     yield SearchResult(running.index, solutions, running.tokens, scoring.finish(running.index))
-                    scored = [node.log_score(self.settings.how) for node in nodes if node.probabilities() is not None]
+                    aggregator = self.settings.effective_aggregator
+                    scored = [node.log_score(aggregator) for node in nodes if node.probabilities() is not None]
                     best = np.fmax(best, math.exp(max(scored))) if scored else best
-                tokens = sum(node.written.num_tokens for one in rounds for node in one.new)
+                tokens = sum(node.written.num_tokens for search_round in rounds for node in search_round.new)
                 yield RoundStats(tokens, len(active), best)
 
     def _round(
         self, active: Sequence[_Running], scoring: Scoring
     ) -> tuple[list[SearchRound], dict[_Running, list[SearchNode]]]:
-        """Answer every problem's expansion: what was written, and the solutions of those that are done."""
-        for running in active:  # free what no expansion needs
+        """Write and score every problem's expansion. Returns the rounds, and the solutions of finished problems."""
+        for running in active:  # free nodes that no expansion needs
             needed = {*running.expansion.nodes, *running.expansion.keep}
             for node in running.alive:
                 if node not in needed:
@@ -255,19 +257,19 @@ class SearchEngine:
         new = [
             (running.index, node)
             for running, children in zip(active, grown, strict=True)
-            for some in children
-            for node in some
+            for siblings in children
+            for node in siblings
             if running.expansion.scored
         ]
         scoring.score_steps(new)
         rounds: list[SearchRound] = []
         done: dict[_Running, list[SearchNode]] = {}
         for running, children in zip(active, grown, strict=True):
-            flat = [node for some in children for node in some]
+            flat = [node for siblings in children for node in siblings]
             running.alive += flat
             running.finished += [node for node in flat if node.is_finished and not running.expansion.keep]
             looked_ahead = bool(running.expansion.keep)
-            result = self._answer(running, children, flat)
+            result = self._advance(running, children, flat)
             if result is not None:
                 done[running] = result
             decided = None if running.expansion.keep else [*running.expansion.nodes, *running.expansion.held]
@@ -275,8 +277,8 @@ class SearchEngine:
             rounds.append(SearchRound(running.index, flat, looked_ahead, kept, result is not None))
         return rounds, done
 
-    def _answer(self, running: _Running, children: Children, flat: Sequence[SearchNode]) -> list[SearchNode] | None:
-        """Hand an expansion's children to the search; its solutions if that was its last expansion."""
+    def _advance(self, running: _Running, children: Children, flat: Sequence[SearchNode]) -> list[SearchNode] | None:
+        """Send an expansion's children to the search. Returns its solutions if that was the last expansion."""
         limit = self.settings.max_policy_tokens
         if limit is not None and running.tokens >= limit:
             running.search.close()
@@ -290,24 +292,24 @@ class SearchEngine:
     def _write(self, active: Sequence[_Running]) -> list[Children]:
         """The new children of every expansion."""
         settings = self.settings
-        asks: list[StepRequest] = []
-        places: list[tuple[_Running, SearchNode, int]] = []
+        requests: list[StepRequest] = []
+        parents: list[tuple[_Running, SearchNode, int]] = []
         for running in active:
             expansion = running.expansion
             for node, count in zip(expansion.nodes, expansion.counts, strict=True):
-                # Greedy steps need no random numbers, so they take no number from those that do.
+                # Greedy steps need no random numbers, so they must not shift the numbering of sampled steps.
                 first = -count if expansion.greedy else node.num_children
                 node.num_children += 0 if expansion.greedy else count
                 room = min(settings.sampling.max_step_tokens, settings.sampling.max_tokens - node.num_tokens)
                 for number in range(first, first + count):
                     key = node_key(settings.seed, running.key, (*node.path, number))
-                    asks.append(StepRequest(node.text, key, room, expansion.greedy, node.state, start=node.start))
-                    places.append((running, node, number))
-        # A solution that has used up its tokens is cut without asking.
-        said = iter(write_steps(self.policy, [ask for ask in asks if ask.max_tokens > 0], settings.sampling))
-        written = [next(said) if ask.max_tokens > 0 else Written("", "cut", 0, 0.0) for ask in asks]
-        children = [child(node, number, one) for (_, node, number), one in zip(places, written, strict=True)]
-        for (running, _, _), node in zip(places, children, strict=True):
+                    requests.append(StepRequest(node.text, key, room, expansion.greedy, node.state, start=node.start))
+                    parents.append((running, node, number))
+        # A solution that has used up its tokens is cut off without a request.
+        steps = iter(write_steps(self.policy, [one for one in requests if one.max_tokens > 0], settings.sampling))
+        written = [next(steps) if one.max_tokens > 0 else Written("", "cut", 0, 0.0) for one in requests]
+        children = [child(node, number, step) for (_, node, number), step in zip(parents, written, strict=True)]
+        for (running, _, _), node in zip(parents, children, strict=True):
             running.num_written += 1
             node.number = running.num_written
             running.tokens += node.written.num_tokens
@@ -318,7 +320,7 @@ class SearchEngine:
 def search_problems(
     policy: Policy, prm: Scorer | None, problems: Sequence[str], settings: SearchSettings, *, at_once: int = AT_ONCE
 ) -> list[SearchResult]:
-    """The solutions that a search finds for each problem, in order.
+    """Search for solutions of each problem. Returns a `SearchResult` per problem, in order.
 
     Args:
         policy: the policy that writes steps.
@@ -329,10 +331,10 @@ def search_problems(
 
     Example:
         >>> settings = SearchSettings(method="beam", n=4, max_steps=2, sampling=Sampling(max_step_tokens=4))
-        >>> [found] = search_problems(open_policy("hf:my-lm"), load_prm("my-prm"), ["1 + 2?"], settings)
-        >>> len(found.solutions) <= 4
+        >>> [result] = search_problems(open_policy("hf:my-lm"), load_prm("my-prm"), ["1 + 2?"], settings)
+        >>> len(result.solutions) <= 4
         True
     """
     engine = SearchEngine(policy, prm, settings, at_once=at_once)
-    found = [one for one in engine.run(problems) if isinstance(one, SearchResult)]
-    return sorted(found, key=lambda one: one.problem)
+    results = [event for event in engine.run(problems) if isinstance(event, SearchResult)]
+    return sorted(results, key=lambda result: result.problem)

@@ -1,4 +1,4 @@
-"""A pool's solutions with their grades and step scores, and `solutions.parquet`, which holds both."""
+"""Grade the solutions of a pool, collect their step scores, and write both to `solutions.parquet`."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class Grade:
 
     answer: str | None
     method: str
-    """How the answer was found; "given" where the pool says it."""
+    """How the answer was found; "given" if the pool has it."""
     correct: bool | None
-    """None if unknown: the problem has no reference answer, and the pool no verdict of its own."""
+    """None if unknown: the problem has no reference answer, and the pool has no verdict."""
     group: int
-    """Equal answers of a problem have equal numbers, in order of first sight; −1 has no answer."""
+    """Equal answers of a problem have equal numbers, in order of appearance; −1 means no answer."""
     status: str
     """ "ok", "no answer", or why the answer could only be compared as text: "timeout", "error", "too long". For a
     program: how it ended."""
     passed: bool | None = None
-    """Of a program: whether it passes the public tests; None where there are none."""
+    """For a program: whether it passes the public tests; None if there are none."""
     public_tests: tuple[str, ...] | None = None
-    """Of a program: how each public test ended; None where an answer is asked for."""
+    """For a program: how each public test ended; None for problems with an answer."""
     hidden_tests: tuple[str, ...] | None = None
-    """Of a program: how each hidden test ended, for people to look at. No selector may read it."""
+    """For a program: how each hidden test ended, for people to read. No selector may use it."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,19 @@ class GradedPool:
 
     @cached_property
     def measured(self) -> tuple[int, ...]:
-        """The problems whose solutions are known to be right or wrong: by a reference answer, or by the pool's word."""
+        """The problems whose solutions are known to be right or wrong, by a reference answer or the pool's verdicts."""
         entries = self.pool.problems
-        by_word = [not entry.problem.is_judged and bool(entry.solutions) and _is_judged(entry) for entry in entries]
+        by_pool = [not entry.problem.is_judged and bool(entry.solutions) and _is_judged(entry) for entry in entries]
         return tuple(
             i
             for i, entry in enumerate(entries)
-            # A pool that goes by its own word says nothing of a problem without solutions, which counts as not solved.
-            if entry.problem.is_judged or by_word[i] or (not entry.solutions and any(by_word))
+            # A pool with verdicts cannot have one for a problem without solutions, which counts as not solved.
+            if entry.problem.is_judged or by_pool[i] or (not entry.solutions and any(by_pool))
         )
 
     @property
     def num_unmeasured(self) -> int:
-        """How many problems have no reference: they can be selected from, and nothing more."""
+        """The number of problems without a reference. Solutions of these can be selected, but not judged."""
         return len(self.pool.problems) - len(self.measured)
 
     def correct(self, problem: int) -> Bools:
@@ -89,12 +89,12 @@ class GradedPool:
         return np.array([grade.correct for grade in self.grades[problem]], dtype=np.bool_)
 
     def groups(self, problem: int) -> Ints:
-        """Which group each solution of a problem votes for."""
+        """The group of equal answers that each solution of a problem votes for."""
         return np.array([grade.group for grade in self.grades[problem]], dtype=np.int64)
 
     @cached_property
     def has_tests(self) -> bool:
-        """Whether some problem has public tests to select by."""
+        """Whether any problem has public tests."""
         return any(entry.problem.tests is not None and entry.problem.tests.public for entry in self.pool.problems)
 
     def passed(self, problem: int) -> Bools:
@@ -107,36 +107,34 @@ class GradedPool:
 
 
 def grade_pool(pool: Pool, grader: Grader, advance: Advance = ignore) -> GradedPool:
-    """Grade all solutions; `advance` is told of each answer grouped and, with a reference, of each one judged."""
+    """Grade all solutions. `advance` counts each answer that is grouped and, with a reference, each one judged."""
     solutions = [(entry.problem, solution) for entry in pool.problems for solution in entry.solutions]
-    found = [
-        Extraction(one.answer, "given") if one.answer is not None else grader.extract(problem, one.text)
-        for problem, one in solutions
+    extractions = [
+        Extraction(solution.answer, "given") if solution.answer is not None else grader.extract(problem, solution.text)
+        for problem, solution in solutions
     ]
-    answers = [(problem, extraction.answer) for (problem, _), extraction in zip(solutions, found, strict=True)]
+    answers = [(problem, extraction.answer) for (problem, _), extraction in zip(solutions, extractions, strict=True)]
     keys = grader.keys(answers, advance)
     judged = [i for i, (problem, _) in enumerate(answers) if problem.is_judged]
     verdicts = dict(zip(judged, grader.judge([answers[i] for i in judged], advance), strict=True))
     grades: list[tuple[Grade, ...]] = []
-    at = 0
+    start = 0
     for entry in pool.problems:
         numbers: dict[str, int] = {}
-        of_problem = []
-        for k, solution in enumerate(entry.solutions):
-            key, verdict = keys[at + k], verdicts.get(at + k)
+        own = []
+        for i, solution in enumerate(entry.solutions, start):
+            key, verdict = keys[i], verdicts.get(i)
             group = -1 if key.key is None else numbers.setdefault(key.key, len(numbers))
             correct = (solution.correct if _is_judged(entry) else None) if verdict is None else verdict.correct
             status = key.status if verdict is None or verdict.status == "ok" else verdict.status
-            extraction = found[at + k]
+            extraction = extractions[i]
             public = hidden = None
             if (tests := entry.problem.tests) is not None:
                 num_public = len(tests.public) if tests.judged_on_public else 0
                 public, hidden = key.tests, () if verdict is None else verdict.tests[num_public:]
-            of_problem.append(
-                Grade(extraction.answer, extraction.method, correct, group, status, key.passed, public, hidden)
-            )
-        grades.append(tuple(of_problem))
-        at += len(entry.solutions)
+            own.append(Grade(extraction.answer, extraction.method, correct, group, status, key.passed, public, hidden))
+        grades.append(tuple(own))
+        start += len(entry.solutions)
     return GradedPool(pool, tuple(grades))
 
 
@@ -147,11 +145,11 @@ def grade_chunk(grader: Grader, entries: Mapping[str, PoolProblem]) -> Iterator[
 
 
 def check_measured(graded: GradedPool) -> None:
-    """Whoever measures needs a problem with a reference answer, or with the pool's own word on each solution."""
+    """Raise if no problem has a reference answer or the pool's verdicts."""
     if not graded.measured:
         raise DataError(
             f"none of the {len(graded.pool.problems):,} problems has a reference answer (`answer`) or tests, so there "
-            "is nothing to measure. Add the answers to the pool, or name the task they belong to (--task).",
+            "is nothing to measure. Add the answers to the pool, or name their task with --task.",
             reason="missing-field",
         )
 
@@ -161,62 +159,63 @@ def _is_judged(entry: PoolProblem) -> bool:
 
 
 def with_task(pool: Pool, task: Task) -> Pool:
-    """The pool with the task's reference answers and tests; problems are found by their text, and by name among equals.
+    """The pool with the task's reference answers and tests. Problems are found by text; equal ones by name.
 
-    Those that the task leaves out are left out here, too.
+    Problems that the task leaves out are left out too.
     """
     unused = [problem for problem, _ in task.left_out]
     index = ProblemIndex([*task.problems, *unused])
-    found = [
+    matches = [
         (entry, index.find(entry.problem.text, name=entry.problem.name, where=entry.where)) for entry in pool.problems
     ]
-    found = [(entry, problem) for entry, problem in found if not any(problem is one for one in unused)]
-    missing = [entry.problem.text for entry, problem in found if problem is None]
+    matches = [(entry, problem) for entry, problem in matches if not any(problem is other for other in unused)]
+    missing = [entry.problem.text for entry, problem in matches if problem is None]
     if missing:
         raise DataError(
-            f"{len(missing)} of {len(found)} problems of the pool are not in the task {task.name!r} "
-            f"(the first: {missing[0][:60]!r}). Name another task.",
+            f"{len(missing)} of {len(matches)} problems of the pool are not in the task {task.name!r} "
+            f"(the first: {missing[0][:60]!r}). Name the right task with --task.",
             reason="unknown-problem",
         )
-    return Pool(tuple(replace(entry, problem=problem) for entry, problem in found if problem is not None))
+    return Pool(tuple(replace(entry, problem=problem) for entry, problem in matches if problem is not None))
 
 
 StepScores = Sequence[Floats | None]
-"""Step scores of each solution of a pool, in order; None means no score: ranked last, no weight."""
+"""Step scores of each solution of a pool, in order. None means no score: ranked last, without weight."""
 
 
 def log_scores_of(steps: StepScores, aggregator: str) -> Floats:
-    """The log of the score of each solution; −inf where it has none."""
+    """The log of each solution's score; −inf without a score."""
     return np.array([-np.inf if step is None else log_score(step, aggregator) for step in steps])
 
 
 def scores_in_pool(pool: Pool) -> StepScores | None:
-    """The scores that the pool itself holds; None where it holds none."""
-    found = [None if s.scores is None or not s.steps else np.array(s.scores) for s in pool.solutions]
-    return found if any(scores is not None for scores in found) else None
+    """The scores in the pool itself; None if it has none."""
+    all_scores = [None if s.scores is None or not s.steps else np.array(s.scores) for s in pool.solutions]
+    return all_scores if any(scores is not None for scores in all_scores) else None
 
 
 def scores_in_table(path: str | Path, pool: Pool) -> StepScores:
-    """The scores of the pool's solutions in a scores table, found by content.
+    """Look up the pool's solutions in a scores table by content.
 
-    A solution with a step that is not in the table has no score; a table of other data only is an error.
+    A solution with a step that is not in the table has no score. Raises if the table has none of the solutions.
     """
     from prism_prm.evaluate.score_files import read_scores, scores_of_trees
 
     table, trees = read_scores(path), pool.trees()
     scores = scores_of_trees(table, trees)
-    if table.num_rows and not any(one.scored for one in scores):
+    if table.num_rows and not any(own.scored for own in scores):
         raise DataError(
-            f"{path}: it holds the scores of none of the pool's {len(pool.solutions):,} solutions, so it was made from "
-            "other data. Score this pool with --prm.",
+            f"{path}: has scores of none of the pool's {len(pool.solutions):,} solutions, so it is of other data. "
+            "Score this pool with --prm.",
             reason="missing-scores",
         )
     return _by_solution(pool, trees, scores)
 
 
 def scores_by_prm(store: ScoreStore, pool: Pool, advance: Advance = ignore) -> StepScores:
-    """The scores of the store's PRM; missing ones are computed. A solution with a step that it cannot read has none.
-    `advance` is called with finished solutions.
+    """The scores of the store's PRM; missing ones are computed. A solution with an unreadable step has none.
+
+    `advance` counts finished solutions.
     """
     from prism_prm.store import Request
 
@@ -226,26 +225,26 @@ def scores_by_prm(store: ScoreStore, pool: Pool, advance: Advance = ignore) -> S
 
 
 def scorable(scorer: Scorer, pool: Pool) -> list[StepTree]:
-    """The solutions all of whose steps a scorer can read."""
+    """The solutions whose steps a scorer can all read."""
     trees = pool.trees()
     return list(itertools.compress(trees, scorer.can_score_all(trees)))
 
 
 def _by_solution(pool: Pool, trees: Sequence[StepTree], scores: Sequence[TreeScores]) -> list[Floats | None]:
-    """For every solution all its scores, or None."""
-    found: list[Floats | None] = [None] * len(pool.solutions)
-    for tree, one in zip(trees, scores, strict=True):
-        if len(one.scored) == len(tree.nodes):
-            found[tree.tree_id] = one.probability
-    return found
+    """The step scores of every solution; None if a step has no score."""
+    by_solution: list[Floats | None] = [None] * len(pool.solutions)
+    for tree, own in zip(trees, scores, strict=True):
+        if len(own.scored) == len(tree.nodes):
+            by_solution[tree.tree_id] = own.probability
+    return by_solution
 
 
 def grading_hash(pool: Pool, grader: TaskGrader) -> str:
-    """A hash of all that decides the grades of a pool."""
-    kept = [field.name for field in fields(Grade)]
+    """A hash of everything that the grades of a pool depend on."""
+    columns = [field.name for field in fields(Grade)]
     code = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(Path(grading.__path__[0]).glob("*.py"))]
     parts = [
-        pool.content_hash(), kept, grader.methods, grader.seconds, metadata.version("latex2sympy2-extended"), code,
+        pool.content_hash(), columns, grader.methods, grader.seconds, metadata.version("latex2sympy2-extended"), code,
     ]  # fmt: skip
     if any(entry.problem.tests is not None for entry in pool.problems):
         parts += [grader.sandbox, sys.version]
@@ -253,12 +252,12 @@ def grading_hash(pool: Pool, grader: TaskGrader) -> str:
 
 
 def write_table(rows: list[dict[str, Any]], path: str | Path, about: Mapping[str, str] | None = None) -> None:
-    """Write rows as Parquet, whole or not at all."""
+    """Write rows to a Parquet file atomically."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with whole_file(path) as aside:
-        pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(about), aside)
+    with whole_file(path) as partial:
+        pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(about), partial)
 
 
 def write_solutions(
@@ -269,9 +268,9 @@ def write_solutions(
     aggregators: Sequence[str] = (),
     chosen: Sequence[int | None] | None = None,
 ) -> None:
-    """One row per solution: its grade, and per PRM and aggregator the log of its score (null: no score).
+    """Write one row per solution: its grade, and the log of its score by each PRM and aggregator (null: no score).
 
-    With `chosen`, one solution's number per problem, there is also a column that says which one was selected.
+    With `chosen`, the number of one solution per problem, the column `chosen` marks the selected ones.
     """
     rows: list[dict[str, Any]] = []
     for i, (entry, grades) in enumerate(zip(graded.pool.problems, graded.grades, strict=True)):
@@ -280,7 +279,7 @@ def write_solutions(
             row |= {"reference": entry.problem.answer, **asdict(grade), "num_steps": len(solution.steps)}
             for prm, steps in (scores or {}).items():
                 own = steps[len(rows)]
-                row |= {f"{prm}/{how}": None if own is None else log_score(own, how) for how in aggregators}
+                row |= {f"{prm}/{name}": None if own is None else log_score(own, name) for name in aggregators}
             if chosen is not None:
                 row["chosen"] = chosen[i] == k
             rows.append(row)
@@ -288,7 +287,7 @@ def write_solutions(
 
 
 def read_grades(path: str | Path, pool: Pool, graded_as: str) -> GradedPool | None:
-    """The grades in a solutions table, if it holds those of this very pool, graded in the same way."""
+    """Read the grades in a solutions table, if they are of the same pool, graded in the same way; else None."""
     import pyarrow.parquet as pq
 
     if not is_made_for(path, graded_as):

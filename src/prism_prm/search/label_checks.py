@@ -1,4 +1,4 @@
-"""Keep the labels on which two opinions agree; the second is another policy's rollouts, or any scorer of steps."""
+"""Keep only labels that a second opinion confirms (another policy's rollouts, or a scorer), and measure label noise."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def keep_agreed(trees: Sequence[StepTree], others: Sequence[StepTree], counts: Counter[str]) -> list[StepTree]:
-    """The trees, with labels only where the same steps of `others` have one on the same side of ½.
+    """The trees without labels that `others`, the same trees, do not confirm: those on the other side of ½, or missing.
 
-    Estimates and texts stay; `counts` hears how many labels were kept and dropped, and why.
+    Estimates and texts stay. `counts` counts labels that were kept and dropped, by reason.
     """
     kept = []
     for tree, other in zip(trees, others, strict=True):
@@ -41,7 +41,7 @@ def keep_agreed(trees: Sequence[StepTree], others: Sequence[StepTree], counts: C
     return kept
 
 
-def scored_opinion(
+def label_by_scores(
     trees: Sequence[StepTree],
     scorer: Scorer,
     threshold: float = 0.5,
@@ -49,9 +49,9 @@ def scored_opinion(
     store: Path | None = None,
     advance: Advance = ignore,
 ) -> list[StepTree]:
-    """The same trees labelled by a scorer (a PRM, a critic): steps are right above a threshold of its probability.
+    """The same trees with labels by a scorer (a PRM or a critic): steps are right above a threshold.
 
-    It is asked only about steps that have a label. With a `store`, what is in there is not scored again.
+    Only steps that have a label are scored. A `store` caches the scores.
     """
     from prism_prm.store import Request, ScoreStore
 
@@ -61,22 +61,22 @@ def scored_opinion(
     else:
         requests = [Request(tree, nodes) for tree, nodes in zip(trees, wanted, strict=True)]
         all_scores = ScoreStore(store, scorer).score(requests, advance=advance)
-    found = []
+    labeled = []
     for tree, scores in zip(trees, all_scores, strict=True):
         probabilities = scores.probability.tolist()
         labels = [None if p != p else float(p > threshold) for p in probabilities]  # NaN: it could not be scored
         steps = tuple(replace(step, label=label) for step, label in zip(tree.nodes, labels, strict=True))
-        found.append(replace(tree, nodes=steps))
-    return found
+        labeled.append(replace(tree, nodes=steps))
+    return labeled
 
 
 LAST_POSITION = 9
-"""Steps from here on are one group."""
+"""Steps at this position and later are one group."""
 
 
 @dataclass(slots=True)
 class Confusion:
-    """How steps are labelled that are right or wrong in truth."""
+    """Counts of true and estimated labels."""
 
     right: int = 0
     right_called_wrong: int = 0
@@ -94,55 +94,53 @@ class Confusion:
 
     @property
     def fpr(self) -> Interval:
-        """The share of wrong steps that are called right."""
-        return _share(self.wrong_called_right, self.wrong)
+        """The fraction of wrong steps that are called right."""
+        return _rate(self.wrong_called_right, self.wrong)
 
     @property
     def fnr(self) -> Interval:
-        """The share of right steps that are called wrong."""
-        return _share(self.right_called_wrong, self.right)
+        """The fraction of right steps that are called wrong."""
+        return _rate(self.right_called_wrong, self.right)
 
 
-def _share(part: int, whole: int) -> Interval:
+def _rate(part: int, whole: int) -> Interval:
     value = part / whole if whole else float("nan")
     return Interval(value, *(wilson(part, whole) if whole else (float("nan"), float("nan"))), whole)
 
 
 @dataclass(slots=True)
 class LabelNoise:
-    """The noise of labels, in groups; intervals are Wilson's, step by step."""
+    """The error rates of labels, by group, with Wilson intervals over steps."""
 
     groups: dict[str, Confusion] = field(default_factory=dict)
-    """"all", "position 1" and so on, and by the answer that the step's own solution reached."""
+    """"all"; "position 1", …; and by whether the step's solution has the right answer."""
     solved: int = 0
-    """Solutions with the right answer that are known to have a wrong step, or to have none."""
+    """Solutions with the right answer for which it is known whether they have a wrong step."""
     solved_wrongly: int = 0
     """Those of them with a wrong step."""
     solved_wrongly_unnoticed: int = 0
-    """Those of them whose wrong steps are all called right."""
+    """Those of these whose wrong steps are all called right."""
     counts: Counter[str] = field(default_factory=Counter)
-    """What was left out, and why."""
+    """Counts of what was left out, by reason."""
 
 
-def measure_noise(
-    exact: Sequence[StepTree], labelled: Sequence[StepTree], reached: Iterable[bool | None]
-) -> LabelNoise:
-    """Compare the labels of equal trees; `reached` says for each whether its solution has the right answer."""
+def measure_noise(exact: Sequence[StepTree], labeled: Sequence[StepTree], reached: Iterable[bool | None]) -> LabelNoise:
+    """Compare the labels of the same trees. `reached` is whether each tree's solution has the right answer."""
     noise = LabelNoise({"all": Confusion()})
-    for truth, guess, right in zip(exact, labelled, reached, strict=True):
+    for truth, guess, right in zip(exact, labeled, reached, strict=True):
         depths = truth.depths()
-        for i, (real, found) in enumerate(zip(truth.nodes, guess.nodes, strict=True)):
+        for i, (real, estimated) in enumerate(zip(truth.nodes, guess.nodes, strict=True)):
             if real.label is None or real.label == 0.5:
                 noise.counts["steps without an exact label"] += 1
                 continue
-            if found.label is None:
+            if estimated.label is None:
                 noise.counts["steps without a label from rollouts"] += 1
                 continue
             depth = depths[i]
             position = f"position {depth + 1}" if depth < LAST_POSITION else f"position {LAST_POSITION + 1} and on"
             outcome = "solutions with the right answer" if right else "other solutions"
             for name in ("all", position, outcome if i in truth.trunk else "alternatives"):
-                noise.groups.setdefault(name, Confusion()).add(real.label > 0.5, found.label > 0.5)
+                noise.groups.setdefault(name, Confusion()).add(real.label > 0.5, estimated.label > 0.5)
         trunk = [(truth.nodes[i].label, guess.nodes[i].label) for i in truth.trunk]
         wrong = [label for real, label in trunk if real is not None and real < 0.5]
         if right and trunk and (wrong or all(real is not None for real, _ in trunk)):
@@ -151,7 +149,7 @@ def measure_noise(
             noise.solved_wrongly_unnoticed += bool(wrong) and all(label is not None and label > 0.5 for label in wrong)
 
     def rank(group: str) -> tuple[int, int, str]:
-        """All, then positions by number, then the rest."""
+        """The sort key: all, then positions by number, then the rest."""
         kind, _, rest = group.partition(" ")
         is_numbered = kind == "position"
         return (0 if group == "all" else 1 if is_numbered else 2), int(rest.split()[0]) if is_numbered else 0, group

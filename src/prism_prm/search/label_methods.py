@@ -1,7 +1,7 @@
-"""One solution while it is labelled: its steps with their rollouts so far, and what is asked of the policy next.
+"""The labeling methods: which rollouts a solution's steps get, and the state of a solution while it is labeled.
 
-A piece of work is a generator: it yields the texts that it wants written and receives how each turned out. So many
-pieces run side by side, and each reads like a plain procedure.
+A method is a generator: it yields requests to the policy and receives the continuations. So many solutions are labeled
+at the same time, and each method reads like a plain procedure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from prism_prm.backends.policy import StepRequest, Written, node_key
 from prism_prm.data.tasks import TaskProblem
-from prism_prm.search.label_rules import LabelSettings, RolloutTally, find_rule, stopping
+from prism_prm.search.label_rules import LabelSettings, RolloutTally, find_rule, stop_rule
 from prism_prm.steps import cut_with_ends, ends_in_code, ends_step, trimmed
 from prism_prm.tree import ROOT, Estimate, Step, StepTree
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A text that the policy wrote."""
+    """A text by the policy."""
 
     written: Written
     right: bool
@@ -31,34 +31,34 @@ class Continuation:
 
 Work = Generator[list[StepRequest], list[Continuation], T]
 SOLUTION, ALTERNATIVE, ROLLOUT = range(3)
-"""What is sampled: the second number of a path that names random numbers."""
+"""What is sampled: the second number of a path that seeds random numbers."""
 AFTER_ERROR = "steps after a wrong one"
-"""What is counted where their labels are dropped."""
+"""The count of labels that are dropped after an error."""
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A step that is being labelled."""
+    """A step that is being labeled."""
 
     text: str
     parent: int
     so_far: str
-    """Prompt and steps as the policy continues them."""
+    """The prompt and all steps up to this one, which the policy continues."""
     state: Any = field(default=None, repr=False)
     verdict: bool | None = None
     """Whether the answer is right, if this step ends its solution."""
     tally: RolloutTally = field(default_factory=RolloutTally)
     implied: float | None = None
-    """The label that follows from those of other steps, if it has no rollouts of its own."""
+    """The label implied by other steps, for a step without rollouts."""
 
 
 @dataclass(eq=False, slots=True)
 class Target:
-    """What is labeled: a solution of a problem, and the candidates beside its steps."""
+    """A solution that is being labeled, with the alternatives to its steps."""
 
     problem: TaskProblem
     key: str
-    """Names its random numbers, with the number of the solution."""
+    """Seeds its random numbers, together with the number of the solution."""
     number: int
     settings: LabelSettings
     prompt: str
@@ -69,14 +69,14 @@ class Target:
     """Whether the solution reached the right answer."""
     budget: RolloutBudget = field(default_factory=lambda: RolloutBudget())
     counts: Counter[str] = field(default_factory=Counter)
-    """What was left out, and why."""
+    """Counts of what was left out, by reason."""
     grows: bool = True
-    """Whether candidates are sampled; else those that are there are labelled."""
+    """Whether alternatives are sampled; else only existing steps are labeled."""
     skipped: frozenset[int] = frozenset()
     """Nodes that need no label."""
 
     def rng_key(self, kind: int, *path: int) -> int:
-        """The key of one sample."""
+        """The seed of one sample."""
         return node_key(self.settings.seed, self.key, (self.number, kind, *path))
 
     def prefix(self, position: int) -> tuple[str, Any]:
@@ -92,7 +92,7 @@ class Target:
         return [i for i in range(len(self.nodes)) if i not in self.skipped]
 
     def children(self, position: int) -> list[int]:
-        """The candidates under the prefix of a step of the trunk, itself included."""
+        """The candidates after the same prefix as a step of the trunk, including that step."""
         parent = self.nodes[self.trunk[position]].parent
         return [i for i, node in enumerate(self.nodes) if node.parent == parent]
 
@@ -109,11 +109,11 @@ class Target:
             steps.append(Step(node.text, label, None if estimate is None else estimate.value, estimate=estimate))
         parents = tuple(node.parent for node in self.nodes)
         if self.settings.after_error == "drop" or self.settings.method == "binary":
-            # Steps after a wrong one lose their labels; their estimates stay.
-            is_over: list[bool] = []
+            # Steps after a wrong one lose their labels, but keep their estimates.
+            has_error: list[bool] = []
             for i, (step, node) in enumerate(zip(steps, self.nodes, strict=True)):
-                is_later = node.parent != ROOT and is_over[node.parent]
-                is_over.append(is_later or step.label == 0.0)
+                is_later = node.parent != ROOT and has_error[node.parent]
+                has_error.append(is_later or step.label == 0.0)
                 self.counts[AFTER_ERROR] += is_later and step.label is not None
                 steps[i] = replace(step, label=None) if is_later else step
         return StepTree(
@@ -124,7 +124,7 @@ class Target:
 
 @dataclass(slots=True)
 class RolloutBudget:
-    """What all solutions of a problem have cost."""
+    """The cost of all solutions of a problem, and its limit."""
 
     most: int | None = None
     tokens: int = 0
@@ -132,13 +132,15 @@ class RolloutBudget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether no more rollouts are started."""
+        """Whether the limit is reached, so that no more rollouts start."""
         return self.most is not None and self.tokens >= self.most
 
 
 def sample_solutions(targets: Sequence[Target]) -> Work[list[Target]]:
-    """Let the policy solve a problem once per target, and cut each solution into the steps of a trunk, without a last
-    step that was cut off; the targets that got a solution of their own."""
+    """Sample a solution for each target, and split it into the steps of its trunk, without a last step that is cut off.
+
+    Returns the targets with different solutions.
+    """
     if not targets:
         return []
     sampling = targets[0].settings.sampling
@@ -172,19 +174,19 @@ def sample_solutions(targets: Sequence[Target]) -> Work[list[Target]]:
 
 
 def sample_alternatives(target: Target, positions: Sequence[int]) -> Work[None]:
-    """Sample other candidates under the prefixes of these steps of the trunk; equal texts are one candidate."""
+    """Sample alternatives to these steps of the trunk; equal texts are one candidate."""
     settings = target.settings
     if not target.grows or not settings.alternatives:
         return
-    asks = []
+    requests = []
     for position in positions:
         text, state = target.prefix(position)
         for number in range(settings.alternatives):
             key = target.rng_key(ALTERNATIVE, position, number)
-            asks.append(
+            requests.append(
                 StepRequest(text, key, settings.sampling.max_step_tokens, state=state, start=len(target.prompt))
             )
-    outcomes = iter((yield asks))
+    outcomes = iter((yield requests))
     for position in positions:
         known = {target.nodes[i].text for i in target.children(position)}
         parent = target.nodes[target.trunk[position]].parent
@@ -212,25 +214,25 @@ def roll_out(
     is_enough: Callable[[RolloutTally], bool] = lambda _: False,
     per_round: int | None = None,
 ) -> Work[None]:
-    """Roll out from these nodes, each up to the settings' number of times or until it is enough, within the budget."""
+    """Roll out from these nodes, each up to the settings' number of times or until `is_enough`, within the budget."""
     most, sampling = target.settings.rollouts, target.settings.sampling
-    # Only between rounds is there a decision to take; without one, all rollouts are one batch.
+    # Rounds are needed only to decide in between; otherwise all rollouts are one batch.
     size = per_round or (most if target.budget.most is None else target.settings.per_round)
     active = [i for i in which if target.nodes[i].verdict is None and target.nodes[i].tally.rollouts < most]
     while active and not target.budget.is_spent:
         counts = {i: min(size, most - target.nodes[i].tally.rollouts) for i in active}
-        asks = []
+        requests = []
         for i, count in counts.items():
             node = target.nodes[i]
             first = node.tally.rollouts
             for number in range(first, first + count):
                 key, start = target.rng_key(ROLLOUT, i, number), len(target.prompt)
-                asks.append(
+                requests.append(
                     StepRequest(
                         node.so_far, key, sampling.max_tokens, state=node.state, whole=True, keep=False, start=start
                     )
                 )
-        outcomes = iter((yield asks))
+        outcomes = iter((yield requests))
         for i, count in counts.items():
             tally = target.nodes[i].tally
             for _ in range(count):
@@ -242,8 +244,8 @@ def roll_out(
         active = [i for i in active if target.nodes[i].tally.rollouts < most and not is_enough(target.nodes[i].tally)]
 
 
-def together(works: Sequence[Work[None]]) -> Work[None]:
-    """Run several pieces of work in step, so that what they ask is one batch."""
+def run_in_step(works: Sequence[Work[None]]) -> Work[None]:
+    """Run several generators in step, so that their requests are one batch."""
     requests = {}
     for work in works:
         try:
@@ -251,17 +253,17 @@ def together(works: Sequence[Work[None]]) -> Work[None]:
         except StopIteration:
             continue
     while requests:
-        outcomes = iter((yield [ask for asks in requests.values() for ask in asks]))
-        answers = {work: [next(outcomes) for _ in asks] for work, asks in requests.items()}
-        for work, found in answers.items():
+        outcomes = iter((yield [request for own in requests.values() for request in own]))
+        by_work = {work: [next(outcomes) for _ in own] for work, own in requests.items()}
+        for work, own_outcomes in by_work.items():
             try:
-                requests[work] = work.send(found)
+                requests[work] = work.send(own_outcomes)
             except StopIteration:
                 del requests[work]
 
 
 def monte_carlo(target: Target) -> Work[None]:
-    """The same number of rollouts for every candidate under every prefix."""
+    """The same number of rollouts for every candidate after every prefix."""
     yield from sample_alternatives(target, range(len(target.trunk)))
     yield from roll_out(target, target.wanted())
 
@@ -269,13 +271,13 @@ def monte_carlo(target: Target) -> Work[None]:
 def adaptive(target: Target) -> Work[None]:
     """The same candidates; each gets rollouts until its label is decided."""
     yield from sample_alternatives(target, range(len(target.trunk)))
-    yield from roll_out(target, target.wanted(), stopping(target.settings), target.settings.per_round)
+    yield from roll_out(target, target.wanted(), stop_rule(target.settings), target.settings.per_round)
 
 
 def binary(target: Target) -> Work[None]:
-    """Bisect a failed solution for its first wrong step; sample candidates there alone.
+    """Bisect a failed solution for its first wrong step, and sample alternatives only there.
 
-    Steps before it are right because a later one is; what comes behind it has no label, though perhaps an estimate.
+    Steps before it are right because a later one is. Steps after it have no label, but may have an estimate.
     """
     settings, rule = target.settings, find_rule(target.settings.rule)
 
@@ -283,11 +285,11 @@ def binary(target: Target) -> Work[None]:
     if target.right:
         right = len(target.trunk) - 1
     elif target.ended:
-        wrong = len(target.trunk) - 1  # an answer that is wrong
+        wrong = len(target.trunk) - 1  # the last step has a wrong answer
     while wrong - right > 1:
         middle = (right + wrong) // 2
         node = target.nodes[target.trunk[middle]]
-        yield from roll_out(target, [target.trunk[middle]], stopping(settings), settings.per_round)
+        yield from roll_out(target, [target.trunk[middle]], stop_rule(settings), settings.per_round)
         if not node.tally.rollouts:
             return  # the budget is spent
         if rule.label(node.tally.hits / node.tally.rollouts):
@@ -298,7 +300,7 @@ def binary(target: Target) -> Work[None]:
         target.nodes[target.trunk[position]].implied = 1.0
     if wrong < len(target.trunk):
         yield from sample_alternatives(target, [wrong])
-        yield from roll_out(target, target.children(wrong), stopping(settings), settings.per_round)
+        yield from roll_out(target, target.children(wrong), stop_rule(settings), settings.per_round)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +312,7 @@ class LabelMethod:
 
 
 METHODS: dict[str, LabelMethod] = {
-    "monte-carlo": LabelMethod("the same number of rollouts for every candidate under every prefix", monte_carlo),
-    "binary": LabelMethod("bisection for the first wrong step, and candidates beside it alone", binary),
-    "adaptive": LabelMethod("every candidate under every prefix, each until its label is decided", adaptive),
+    "monte-carlo": LabelMethod("the same number of rollouts for every candidate after every prefix", monte_carlo),
+    "binary": LabelMethod("bisection for the first wrong step, with alternatives only there", binary),
+    "adaptive": LabelMethod("every candidate after every prefix, each until its label is decided", adaptive),
 }
-"""Name → method."""

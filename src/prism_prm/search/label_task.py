@@ -1,4 +1,4 @@
-"""`label_task`: from problems with answers to labelled trees and a report, as `prism label` does it."""
+"""`label_task`: label the steps of a policy's solutions by rollouts, and write a report. `prism label` calls it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from prism_prm.grading.problems import Packed
 from prism_prm.job import Finished, Here, Job, Opening, Workers, content_key, stoppable
 from prism_prm.ray import RaySettings, executor_of
 from prism_prm.search.engine import RoundStats, Speedometer, policy_identity, policy_workers
-from prism_prm.search.label_checks import keep_agreed, measure_noise, scored_opinion
+from prism_prm.search.label_checks import keep_agreed, label_by_scores, measure_noise
 from prism_prm.search.label_engine import Judging, LabelEngine, LabelResult, by_answer, problem_of_tree
 from prism_prm.search.label_report import LabelRun, make_report
 from prism_prm.search.label_rules import LabelSettings
@@ -33,7 +33,7 @@ from prism_prm.search.recipes import LabelRecipe
 from prism_prm.tree import StepTree, unique_names
 
 Labeler = tuple[Policy, Judging]
-"""What a worker holds."""
+"""The policy and the judge of a worker."""
 
 
 def label_task(
@@ -46,18 +46,19 @@ def label_task(
     ray: RaySettings | None = None,
     prm_options: PrmOptions | None = None,
 ) -> dict[str, Any]:
-    """Label the steps of a policy's solutions by rollouts: trees that every other function reads, and a report.
+    """Label the steps of a policy's solutions by rollouts.
 
-    Writes trees.parquet, metrics.json and the report; returns the metrics. Repeat a stopped call to resume it.
+    Writes trees.parquet, which other functions read, metrics.json and a report. Returns the metrics. Repeat a stopped
+    call to resume it.
 
     Args:
-        recipe: the task, the policy, and how its steps are labelled: a `LabelRecipe`, not a file.
+        recipe: the task, the policy, and how its steps are labeled: a `LabelRecipe`, not a file.
         out: folder for trees.parquet, metrics.json and the report.
         policy: an open policy to use instead of the recipe's; it stays open.
-        judge: says which whole solutions are right; default: by their final answers.
+        judge: judges complete solutions; default: by their final answers.
         judges: processes that judge answers; default: all cores.
-        ray: the Ray cluster whose workers label; default: this process.
-        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
+        ray: the Ray cluster to run on; default: this process.
+        prm_options: how to load PRMs given as folders or hub ids, the settings of critics, and a Ray cluster.
 
     Raises:
         PrismError: a setting, an input or a model cannot be used; the message says what to change.
@@ -74,8 +75,8 @@ def label_task(
     options = (prm_options or PrmOptions()).skipping()
     ray = ray or options.ray
     second = recipe.second
-    for chosen in filter(None, (None if policy else recipe.policy, second)):
-        check_policy(chosen)
+    for policy_settings in filter(None, (None if policy else recipe.policy, second)):
+        check_policy(policy_settings)
     if recipe.consensus:
         check_scorer(recipe.consensus, options)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
@@ -83,9 +84,7 @@ def label_task(
     task = replace(task, problems=task.problems[: recipe.limit])
     exact, left_out = _exact_trees(recipe, known) if recipe.check else ([], Counter[str]())
     if ray is not None and (policy is not None or judge is not None):
-        raise ConfigError(
-            "workers of a Ray cluster open a policy and a judge themselves: name the policy in the recipe"
-        )
+        raise ConfigError("workers of a Ray cluster open the policy and the judge: name the policy in the recipe")
     notes = task.notes() + unguarded(recipe.sandbox, task.problems)
     for note in notes:
         say(note)
@@ -98,72 +97,75 @@ def label_task(
             judge = by_answer(grader)
 
         @contextlib.contextmanager
-        def labelers(chosen: PolicySettings, opened: Policy | None = None) -> Iterator[Workers[Labeler]]:
+        def open_workers(settings: PolicySettings, opened: Policy | None = None) -> Iterator[Workers[Labeler]]:
             if ray is None:
                 assert judge is not None
-                with contextlib.nullcontext(opened) if opened else contextlib.closing(open_policy(chosen)) as who:
-                    yield Here((who, judge))
+                with contextlib.nullcontext(opened) if opened else contextlib.closing(open_policy(settings)) as own:
+                    yield Here((own, judge))
                 return
             make = functools.partial(
                 _open_judge, judges=judges or ray.cpus_per_worker, sandbox=recipe.sandbox,
                 has_programs=any(problem.tests is not None for problem in task.problems),
             )  # fmt: skip
-            with policy_workers(job, chosen, Opening(make, loads=False)) as workers:
+            with policy_workers(job, settings, Opening(make, loads=False)) as workers:
                 yield workers
 
         def run(
             name: str, workers: Workers[Labeler], problems: Sequence[TaskProblem], trees: Sequence[StepTree] | None,
             keys: Sequence[str], settings: LabelSettings = recipe.label,
         ) -> list[LabelResult]:  # fmt: skip
-            """Label problems or trees; each part of the run has its journal."""
-            of = [None] * len(keys) if trees is None else trees
-            items = [_Item(problem, tree) for problem, tree in zip(problems, of, strict=True)]
+            """Label problems or trees. Each stage has its own journal."""
+            items = list(map(_Item, problems, [None] * len(keys) if trees is None else trees))
             mapped = job.map(
                 functools.partial(label_chunk, settings=settings), dict(zip(keys, items, strict=True)), name=name,
-                verb="labelled", unit="problems" if trees is None else "trees", workers=workers, kind=LabelResult,
+                verb="labeled", unit="problems" if trees is None else "trees", workers=workers, kind=LabelResult,
                 chunk=recipe.at_once, made_with={"settings": asdict(settings), "policy": workers.ask(policy_identity)},
                 made_from={key: item.content() for key, item in zip(keys, items, strict=True)},
-                begin=lambda _: job.write_settings(recipe), hear=Speedometer().hear,
+                begin=lambda _: job.write_settings(recipe), hear=Speedometer().update,
             )  # fmt: skip
-            labelled[name] = list(mapped.results.values())
-            return labelled[name]
+            results[name] = list(mapped.results.values())
+            return results[name]
 
-        labelled: dict[str, list[LabelResult]] = {}
+        results: dict[str, list[LabelResult]] = {}
         noise = None
-        with labelers(recipe.policy, policy) as workers:
-            solved = run("labels", workers, task.problems, None, unique_names(one.text for one in task.problems))
-            trees = [tree for one in solved for tree in one.trees]
+        with open_workers(recipe.policy, policy) as workers:
+            keys = unique_names(problem.text for problem in task.problems)
+            solved = run("labels", workers, task.problems, None, keys)
+            trees = [tree for result in solved for tree in result.trees]
             names = unique_names(tree.name or f"tree-{i}" for i, tree in enumerate(trees))
             trees = [replace(tree, tree_id=i, name=names[i]) for i, tree in enumerate(trees)]
-            if recipe.check:  # label an exactly labelled sample in the same way, and compare
+            if recipe.check:  # label an exactly labeled sample in the same way, and compare
                 problems = [problem_of_tree(tree, known) for tree in exact]
                 checked = run("check", workers, problems, exact, unique_names(tree.problem for tree in exact))
-                noise = measure_noise(exact, [one.trees[0] for one in checked], [one.reached[0] for one in checked])
+                labeled, reached = [result.trees[0] for result in checked], [result.reached[0] for result in checked]
+                noise = measure_noise(exact, labeled, reached)
                 noise.counts.update(left_out)
         if second is not None:
-            # It labels the steps there are, and need not search for them. Its random numbers are its own: two
+            # The second policy labels existing steps, so it needs no bisection. It has its own random numbers: two
             # policies that draw the same ones agree more often than they should.
             settings = recipe.label
             if settings.method == "binary":
                 settings = replace(settings, method="adaptive")
-            problems = [problem for problem, one in zip(task.problems, solved, strict=True) for _ in one.trees]
+            problems = [problem for problem, result in zip(task.problems, solved, strict=True) for _ in result.trees]
             keys = [f"second {key}" for key in unique_names(tree.problem for tree in trees)]
-            with labelers(second) as workers:
+            with open_workers(second) as workers:
                 others = run("second", workers, problems, trees, keys, settings)
-            trees = keep_agreed(trees, [one.trees[0] for one in others], consensus)
+            trees = keep_agreed(trees, [result.trees[0] for result in others], consensus)
         critic = None
         if recipe.consensus:
-            trees, critic = _confirmed(trees, recipe.consensus, replace(options, ray=ray), out, consensus)
+            trees, critic = _keep_confirmed(trees, recipe.consensus, replace(options, ray=ray), out, consensus)
         if not trees:
-            raise DataError(f"{recipe.task}: no solution of {recipe.policy.name} has a whole step; raise --max-tokens")
+            raise DataError(
+                f"{recipe.task}: no solution of {recipe.policy.name} has a complete step; raise -P max_tokens=…"
+            )
         job.write_settings(recipe)
         write_trees(out / "trees.parquet", trees, source=recipe.policy.name)
-        report = make_report(LabelRun(recipe, task.name, labelled, trees, consensus, noise, critic, notes))
+        report = make_report(LabelRun(recipe, task.name, results, trees, consensus, noise, critic, notes))
         report.write(out)
     return report.metrics
 
 
-def _open_judge(_found: Mapping[str, str], *, judges: int, sandbox: Level, has_programs: bool) -> Judging:
+def _open_judge(_folders: Mapping[str, str], *, judges: int, sandbox: Level, has_programs: bool) -> Judging:
     grader = TaskGrader(workers=judges, sandbox=sandbox)
     if has_programs:
         grader.programs.open()
@@ -172,15 +174,15 @@ def _open_judge(_found: Mapping[str, str], *, judges: int, sandbox: Level, has_p
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A problem whose solutions are sampled and labelled, or a tree of it whose steps are labelled."""
+    """A problem whose solutions are sampled and labeled or, with a tree, one whose tree is labeled."""
 
     problem: TaskProblem
     tree: StepTree | None
 
     def content(self) -> str:
-        """A hash of what its labels follow from, besides settings and policy: answer or tests, and the tree."""
+        """A hash of what its labels depend on besides settings and policy: the answer or tests, and the tree."""
         tests = self.problem.tests
-        if tests is not None and isinstance(tests.hidden, Packed):  # LiveCodeBench's would take minutes to unpack
+        if tests is not None and isinstance(tests.hidden, Packed):  # unpacking LiveCodeBench's would take minutes
             judged_by: Any = tests.public_only().reference(), tests.hidden.payload
         else:
             judged_by = self.problem.reference, self.problem.tolerance
@@ -190,21 +192,21 @@ class _Item:
 def label_chunk(
     labeler: Labeler, items: Mapping[str, _Item], settings: LabelSettings
 ) -> Iterator[Finished[LabelResult] | RoundStats]:
-    """Label problems or trees side by side; `items` are all of one kind."""
-    keys, every = list(items), list(items.values())
-    trees = [item.tree for item in every if item.tree is not None] or None
+    """Label problems or trees at the same time; `items` are all of one kind."""
+    keys, chunk = list(items), list(items.values())
+    trees = [item.tree for item in chunk if item.tree is not None] or None
     engine = LabelEngine(*labeler, settings, at_once=len(keys))
-    for event in engine.run([item.problem for item in every], keys, trees):
+    for event in engine.run([item.problem for item in chunk], keys, trees):
         yield event if isinstance(event, RoundStats) else Finished(keys[event[0]], event[1])
 
 
-def _confirmed(
+def _keep_confirmed(
     trees: Sequence[StepTree], place: str, options: PrmOptions, out: Path, counts: Counter[str],
 ) -> tuple[list[StepTree], dict[str, Any] | None]:  # fmt: skip
-    """The trees with the labels that a scorer confirms, and what it has cost if it is a critic."""
+    """The trees with only the labels that a scorer confirms, and the cost if it is a critic."""
     from prism_prm.backends.open_scorer import opened_prm
 
-    # A critic is asked from here, all trees at once, and keeps replies itself; a PRM's scores are kept in a store.
+    # A critic runs in this process and caches its replies itself; a PRM's scores are cached in a store.
     store, options = (None, replace(options, ray=None)) if is_critic(place) else (out / "journal" / "scores", options)
     with opened_prm(place, options) as scorer:
         threshold = choose_threshold(None, card_values(scorer)).value
@@ -212,15 +214,15 @@ def _confirmed(
             stoppable(lambda: "with the second opinion"),
             progress("second opinion", len(trees), unit="trees") as advance,
         ):
-            others = scored_opinion(trees, scorer, threshold, store=store, advance=advance)
+            others = label_by_scores(trees, scorer, threshold, store=store, advance=advance)
         for note in scorer.notes():
             say(note)
         return keep_agreed(trees, others, counts), scorer.summary(trees)
 
 
 def _exact_trees(recipe: LabelRecipe, known: ProblemIndex) -> tuple[list[StepTree], Counter[str]]:
-    """The exactly labelled sample: trees about a problem that is known, or with a reference answer of their own."""
-    assert recipe.check is not None, "asked for only where there is a sample"
+    """The exactly labeled sample: trees of known problems, or with their own reference answers."""
+    assert recipe.check is not None, "the recipe must have a sample"
     reader = Reader([recipe.check])
     left_out: Counter[str] = Counter()
     trees: list[StepTree] = []
@@ -230,13 +232,13 @@ def _exact_trees(recipe: LabelRecipe, known: ProblemIndex) -> tuple[list[StepTre
         if not problem.is_judged:
             left_out["trees without a reference answer or tests"] += 1
         elif len(trees) == recipe.check_limit:
-            left_out["trees over --check-limit"] += 1
+            left_out["trees over check_limit"] += 1
         else:
             trees.append(tree)
     left_out.update({f"records dropped: {reason}": count for reason, count in reader.report.dropped.items()})
     if not trees:
         raise DataError(
             f"{recipe.check}: no tree has a reference answer, and none is about a problem of {recipe.task}, so their "
-            "rollouts cannot be judged. Name the task whose problems they solve."
+            "rollouts cannot be judged. Use the task that they are from."
         )
     return trees, left_out

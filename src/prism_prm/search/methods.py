@@ -1,8 +1,8 @@
-"""The methods of search, with their settings: a few selection rules each, over the shared engine.
+"""The search methods and their settings.
 
-A method is written for ONE problem, as a generator: it yields the nodes to expand and receives their children. The
-engine runs the generators of many problems side by side and serves all requests of a round in one batch. `METHODS` at
-the end names them all.
+A method is a generator for ONE problem: it yields the nodes to expand and receives their children. The engine runs the
+generators of many problems at the same time, and serves all requests of a round in one batch. `METHODS` at the end
+lists them all.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from prism_prm.errors import ConfigError
 from prism_prm.search.tree import SearchNode, merge
 
 RANKED = ("beam", "dvts")
-"""Methods that rank candidates, by PRM score and likelihood."""
+"""Methods that rank candidates by PRM score and likelihood."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """Settings that all methods share, and a few that apply to some."""
+    """Section [search]: the search method and its settings."""
 
     method: Literal["sample", "greedy", "best-of-n", "beam", "dvts", "particle"] = "beam"
-    """The search method (see docs/search.md)."""
+    """The search method."""
     n: Count = 16
-    """How many solutions to sample, or candidates per round of a tree search. `prism search` uses its own n instead."""
+    """The number of solutions to sample, or of candidates per round of a tree search. `prism search` uses its own n."""
     expand: Count = 4
     """For beam and dvts: the number of samples per kept beam. n/expand beams are kept."""
     lookahead: Natural = 0
-    """For beam and dvts: write this many greedy steps after each candidate and rank the candidate by the score at
-    their end."""
+    """For beam and dvts: the number of greedy steps to write after each candidate. The candidate is ranked by the score
+    at their end."""
     prm_weight: Share = 1.0
     """For beam and dvts: rank by weight · log score + (1 − weight) · log-likelihood. 1 uses only the PRM, 0 only the
     policy's likelihood."""
@@ -44,9 +44,10 @@ class SearchSettings:
     aggregator: str | None = field(default=None, metadata={SHOWN: "the PRM's card"})
     """How step scores become a path's score: last, min, product, mean or soft-min. By default each PRM's own."""
     max_steps: Count = 40
-    """A solution is cut after this many steps."""
+    """The maximum number of steps of a solution."""
     max_policy_tokens: Count | None = None
-    """Stop a problem after the policy has written this many tokens for it, and keep what was found."""
+    """Stop a problem after the policy has written this many tokens for it, and keep the solutions so far. By default
+    there is no limit."""
     seed: Natural = 0
     """The seed for all sampling."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -65,17 +66,17 @@ class SearchSettings:
 
     @property
     def width(self) -> int:
-        """Beams that are kept."""
+        """The number of beams that are kept."""
         return max(1, self.n // self.fan)
 
     @property
-    def how(self) -> str:
-        """The aggregator; an engine has put that of its PRM's card here where none was given."""
+    def effective_aggregator(self) -> str:
+        """The aggregator, or the default. An engine sets `aggregator` to that of the PRM's card."""
         return self.aggregator or DEFAULT_AGGREGATOR
 
     @property
     def needs_log_likelihood(self) -> bool:
-        """Whether the policy must say how likely its steps are."""
+        """Whether the policy must return the log-likelihood of its steps."""
         return self.method in RANKED and self.prm_weight < 1
 
 
@@ -87,33 +88,33 @@ class Expand:
     counts: tuple[int, ...]
     greedy: bool = False
     scored: bool = True
-    """Whether the PRM is to score the new steps."""
+    """Whether the PRM scores the new steps."""
     keep: tuple[SearchNode, ...] = ()
     """Other nodes that will be expanded later; all others are dropped."""
     shown: tuple[SearchNode, ...] = ()
-    """What else there is to show, beside solutions found before and the new nodes, if the budget ends here."""
+    """Nodes to add to the result, besides earlier solutions and the new nodes, if the budget ends here."""
     held: tuple[SearchNode, ...] = ()
-    """Finished solutions that are kept as they are."""
+    """Finished solutions that are kept."""
 
 
 Children = list[list[SearchNode]]
-"""For each node of an expansion its new children."""
+"""The new children of each node of an expansion."""
 Search = Generator[Expand, Children, Sequence[SearchNode]]
-"""Yields expansions, is sent children, returns the solutions in order."""
+"""Yields expansions, receives their children, and returns the solutions in order."""
 
 
 def sample(start: SearchNode, settings: SearchSettings) -> Search:
     """n solutions, in the order of their first steps."""
-    return (yield from _write_out(start, settings.n, settings, greedy=False))
+    return (yield from _write_solutions(start, settings.n, settings, greedy=False))
 
 
 def greedy(start: SearchNode, settings: SearchSettings) -> Search:
-    """The one solution of the likeliest tokens."""
-    return (yield from _write_out(start, 1, settings, greedy=True))
+    """One solution, of the likeliest tokens."""
+    return (yield from _write_solutions(start, 1, settings, greedy=True))
 
 
-def _write_out(start: SearchNode, n: int, settings: SearchSettings, *, greedy: bool) -> Search:
-    # Scores decide nothing on the way, so whole solutions are scored at the end, packed as one tree.
+def _write_solutions(start: SearchNode, n: int, settings: SearchSettings, *, greedy: bool) -> Search:
+    # Scores decide nothing here, so complete solutions are scored at the end, packed as one tree.
     (leaves,) = yield Expand((start,), (n,), greedy=greedy, scored=False)
     for _ in range(settings.max_steps - 1):
         open_leaves = tuple(leaf for leaf in leaves if not leaf.is_finished)
@@ -127,11 +128,11 @@ def _write_out(start: SearchNode, n: int, settings: SearchSettings, *, greedy: b
 
 
 def beam(start: SearchNode, settings: SearchSettings) -> Search:
-    """PRM-guided beam search: the finished beams, best first.
+    """PRM-guided beam search. Returns the finished beams, best first.
 
-    Each round every kept beam is expanded, equal candidates are merged, and the best `width` candidates are kept. A
-    kept candidate whose solution is finished stays in the result and keeps its place, so fewer beams continue; the
-    search ends when no beam does.
+    In each round, every kept beam is expanded, equal candidates are merged, and the best `width` candidates are kept. A
+    kept candidate that is finished stays in the result and takes up a beam, so fewer beams continue. The search ends
+    when none does.
     """
     finished: list[tuple[float, SearchNode]] = []
     beams: tuple[SearchNode, ...] = (start,)
@@ -154,21 +155,21 @@ def beam(start: SearchNode, settings: SearchSettings) -> Search:
 def best(
     candidates: Sequence[SearchNode], ends: Mapping[SearchNode, SearchNode], count: int, settings: SearchSettings
 ) -> list[tuple[float, SearchNode]]:
-    """The `count` candidates of the highest value, each with it; the earlier of equals first."""
+    """The `count` candidates with the highest values, as (value, node); of equals, the earlier first."""
     values = [value(node, ends.get(node, node), settings) for node in candidates]
     order = sorted(range(len(candidates)), key=lambda i: (-values[i], i))
     return [(values[i], candidates[i]) for i in order[:count]]
 
 
 def value(node: SearchNode, end: SearchNode, settings: SearchSettings) -> float:
-    """What a candidate is ranked by; `end` is where looking ahead from it led."""
+    """The value that a candidate is ranked by; `end` is the end of its lookahead."""
     weight = settings.prm_weight
     total = 0.0
-    # A weight of 0 leaves its part out altogether: 0 · −inf is not a number.
+    # A part with weight 0 is skipped, because 0 · −inf is NaN.
     if weight > 0:
-        total += weight * end.log_score(settings.how)
+        total += weight * end.log_score(settings.effective_aggregator)
     if weight < 1:
-        assert node.log_likelihood is not None, "the policy says how likely its steps are"
+        assert node.log_likelihood is not None, "the policy must return log-likelihoods"
         total += (1 - weight) * node.log_likelihood
     return total
 
@@ -176,28 +177,29 @@ def value(node: SearchNode, end: SearchNode, settings: SearchSettings) -> float:
 def look_ahead(
     candidates: Sequence[SearchNode], settings: SearchSettings
 ) -> Generator[Expand, Children, dict[SearchNode, SearchNode]]:
-    """Candidate → the node that at most `lookahead` greedy steps lead to; it is ranked by where it leads.
+    """By candidate, the node after at most `lookahead` greedy steps, by which it is ranked.
 
-    What is written on the way is thrown away, unless the budget ends there: then it is how far each candidate came.
+    The greedy steps are thrown away, unless the budget ends here: then they are part of the result.
     """
     ends = {node: node for node in candidates}
     for _ in range(settings.lookahead):
-        going = tuple(node for node in candidates if not ends[node].is_finished)
-        if not going:
+        active = tuple(node for node in candidates if not ends[node].is_finished)
+        if not active:
             break
-        there = tuple(ends[node] for node in candidates if ends[node].is_finished)
+        finished = tuple(ends[node] for node in candidates if ends[node].is_finished)
         grown = yield Expand(
-            tuple(ends[node] for node in going), (1,) * len(going), greedy=True, keep=tuple(candidates), shown=there
-        )
-        for node, (only,) in zip(going, grown, strict=True):
+            tuple(ends[node] for node in active), (1,) * len(active), greedy=True, keep=tuple(candidates),
+            shown=finished,
+        )  # fmt: skip
+        for node, (only,) in zip(active, grown, strict=True):
             ends[node] = only
     return ends
 
 
 def dvts(start: SearchNode, settings: SearchSettings) -> Search:
-    """Diverse verifier tree search: separate trees, so that one convincing early error cannot win them all.
+    """Diverse verifier tree search: separate trees, so that one convincing early error cannot take over all beams.
 
-    Gives the end of each tree, in their order; a tree keeps the best of `expand` children each round.
+    In each round, a tree keeps the best of `expand` children. Returns the end of each tree, in order.
     """
     fan, width = settings.fan, settings.width
     scored = settings.prm_weight > 0
@@ -209,42 +211,41 @@ def dvts(start: SearchNode, settings: SearchSettings) -> Search:
         candidates = [node for group in groups for node in group]
         ends = (yield from look_ahead(candidates, settings)) if settings.lookahead and not last else {}
         chosen = iter([best(group, ends, 1, settings)[0][1] for group in groups])
-        # A tree that is finished had no group this round.
+        # A finished tree had no group in this round.
         heads = [head if head.is_finished else next(chosen) for head in heads] if heads else list(chosen)
-        going = tuple(head for head in heads if not head.is_finished)
-        if last or not going:
+        active = tuple(head for head in heads if not head.is_finished)
+        if last or not active:
             break
         held = tuple(head for head in heads if head.is_finished)
-        groups = yield Expand(going, (fan,) * len(going), scored=scored, held=held)
+        groups = yield Expand(active, (fan,) * len(active), scored=scored, held=held)
     return heads
 
 
 EDGE = 1e-6
-"""Scores are held this far from 0 and 1, where their log-odds would be infinite."""
+"""Scores are clipped to this distance from 0 and 1, where log-odds are infinite."""
 
 
 def particle(start: SearchNode, settings: SearchSettings) -> Search:
     """Particle filtering: n partial solutions, resampled after every step in proportion to softmax(logit(score)).
 
     Good partial solutions are copied and bad ones die out, but by chance and not by rank, so that the search keeps
-    exploring where the PRM is unsure. A finished particle stays as it is and takes part in the resampling. Gives the n
-    particles at the end; a solution that several of them share is there several times.
+    exploring if the PRM is unsure. A finished particle does not change, and takes part in the resampling. Returns the n
+    particles at the end, which may share solutions.
     """
-
     (particles,) = yield Expand((start,), (settings.n,))
     for depth in range(1, settings.max_steps):
         if all(node.is_finished for node in particles):
             break
         if len(particles) > 1:
-            weights = resampling_weights([node.log_score(settings.how) for node in particles], settings)
+            log_scores = [node.log_score(settings.effective_aggregator) for node in particles]
             number = rng(node_key(settings.seed, start.text, (-1, depth))).random()
-            particles = [particles[i] for i in resample(weights, float(number))]
-        going = tuple(dict.fromkeys(node for node in particles if not node.is_finished))
-        if not going:  # only finished ones were drawn
+            particles = [particles[i] for i in resample(resampling_weights(log_scores, settings), float(number))]
+        active = tuple(dict.fromkeys(node for node in particles if not node.is_finished))
+        if not active:  # only finished particles were drawn
             break
-        counts = tuple(particles.count(node) for node in going)
-        grown = yield Expand(going, counts, held=tuple(node for node in particles if node.is_finished))
-        after = {node: iter(children) for node, children in zip(going, grown, strict=True)}
+        counts = tuple(particles.count(node) for node in active)
+        grown = yield Expand(active, counts, held=tuple(node for node in particles if node.is_finished))
+        after = {node: iter(children) for node, children in zip(active, grown, strict=True)}
         particles = [next(after[node]) if node in after else node for node in particles]
     return particles
 
@@ -258,28 +259,28 @@ def resampling_weights(log_scores: Sequence[float], settings: SearchSettings) ->
 
 
 def resample(weights: Sequence[float], number: float) -> list[int]:
-    """Systematic resampling from one number in [0, 1): each index as often as its share of all, rounded down or up."""
+    """Systematic resampling with one number in [0, 1): each index in proportion to its weight, rounded down or up."""
     size = len(weights)
     cumulative = np.cumsum(weights)
     points = (np.arange(size) + number) / size * cumulative[-1]
-    found = np.searchsorted(cumulative, points, side="right")
-    return [min(int(i), size - 1) for i in found]
+    indices = np.searchsorted(cumulative, points, side="right")
+    return [min(int(i), size - 1) for i in indices]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to search."""
+    """A search method."""
 
     run: Callable[[SearchNode, SearchSettings], Search]
     about: str
     needs_prm: bool = True
     independent: bool = False
-    """Whether its solutions are independent samples, so that one run tells the accuracy for every smaller n."""
+    """Whether its solutions are independent samples, so that one run gives the accuracy for every smaller n."""
 
 
 METHODS: dict[str, Method] = {
     "sample": Method(sample, "n independent solutions", needs_prm=False, independent=True),
-    "greedy": Method(greedy, "the likeliest token, always: one solution", needs_prm=False),
+    "greedy": Method(greedy, "one solution, always with the likeliest token", needs_prm=False),
     "best-of-n": Method(sample, "n independent solutions, scored by the PRM", independent=True),
     "beam": Method(beam, "keep the best n/expand candidates, expand each `expand` times"),
     "dvts": Method(dvts, "n/expand separate trees, each keeps its best child"),
@@ -288,7 +289,7 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(settings: SearchSettings, has_prm: bool) -> Method:
-    """The method that the settings name, if what it needs is there."""
+    """The method of the settings. Raises if it needs a PRM and there is none."""
     if settings.method not in METHODS:
         raise ConfigError(f"Unknown method {settings.method!r}. Known: {', '.join(METHODS)}.")
     method = METHODS[settings.method]

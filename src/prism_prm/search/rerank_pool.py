@@ -1,4 +1,4 @@
-"""`rerank_pool`: from a pool to its grades, scores, curves and report, as `prism rerank` does it."""
+"""`rerank_pool`: grade and score a pool, measure every selection rule, and write a report. `prism rerank` calls it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prism_prm.grading.extract import EXTRACTORS
 from prism_prm.job import Here, Job, stoppable
 from prism_prm.paths import file_name
 from prism_prm.report import remove_report
-from prism_prm.search.curves import NUM_DRAWS, Curve, check_ns, compute_curves, largest
+from prism_prm.search.curves import NUM_DRAWS, Curve, check_ns, compute_curves, largest_n
 from prism_prm.search.grade_pool import (
     Grade,
     GradedPool,
@@ -42,52 +42,52 @@ if TYPE_CHECKING:
 SOLUTIONS = "solutions.parquet"
 SELECTED = "selected.jsonl"
 SOLUTIONS_PER_CHUNK = 512
-"""Solutions that are graded together, at most."""
+"""The maximum number of solutions that are graded together."""
 
 
 @dataclass(frozen=True, slots=True)
 class RerankSettings:
-    """How answers are found and judged, and how one of n solutions is selected."""
+    """How answers are extracted and judged, and how one of n solutions is selected."""
 
     aggregators: tuple[Word, ...] | None = field(default=None, metadata={SHOWN: "all, with the PRM's own first"})
-    """How step scores become a solution's score: last, min, product, mean, soft-min. The first one selects and is
-    drawn in the main figures. By default that is the PRM's own, and all are measured."""
+    """How step scores become a solution's score: last, min, product, mean, soft-min. The first one selects solutions,
+    and is in the main figures. By default all, with the PRM's own first."""
     ns: tuple[Count, ...] | None = None
-    """The numbers of solutions to select from, e.g. 1,4,16. By default 1, 2, 4, … up to all."""
+    """The numbers of solutions to select from, such as 1,4,16. By default 1, 2, 4, … up to all."""
     extract: tuple[Word, ...] = tuple(EXTRACTORS)
-    """The ways to find the answer in a solution, most reliable first."""
+    """The ways to find the answer in a solution, the most reliable first."""
     answer_field: str | None = None
-    """The field of the pool, or of the task's file, that holds the reference answer. By default `answer`,
-    `final_answer`, `expected_answer` or `ground_truth`."""
+    """The field of the pool, or of the task's file, with the reference answer. By default `answer`, `final_answer`,
+    `expected_answer` or `ground_truth`."""
     num_draws: Count = NUM_DRAWS
-    """The number of draws per problem over which votes are averaged."""
+    """The number of draws per problem that votes are averaged over."""
     seed: Natural = 0
     """The seed for the draws."""
     judges: Count | None = None
     """The number of processes that judge answers. By default one per core."""
     time_limit: Annotated[float, Range(0.1)] = 5.0
-    """The limit in CPU seconds for one comparison of answers."""
+    """The limit of one comparison of answers, in CPU seconds."""
     since: str | None = None
-    """Of a code task: use only problems from this day on, e.g. 2024-08-01."""
+    """For code tasks: use only problems from this day on, such as 2024-08-01."""
     until: str | None = None
-    """Of a code task: use only problems up to this day."""
+    """For code tasks: use only problems up to this day."""
     errata: Errata = "keep"
     """Whether to keep problems that the benchmark itself lists as flawed."""
     sandbox: Level = "auto"
-    """What programs run in: bubblewrap, landlock, the better one that works here (auto), or nothing (none), which lets
-    them do whatever you may do."""
+    """The sandbox for programs: bubblewrap, landlock, the better one that works here (auto), or none, which lets them
+    do everything that you can do."""
 
     def __post_init__(self) -> None:
         check(self)
         if self.aggregators == ():
-            raise ConfigError(f"no aggregator is named. Known: {', '.join(AGGREGATORS)}.")
-        for how in self.aggregators or ():
-            check_aggregator(how)
-        self.window  # noqa: B018 - refuses a day that is none
+            raise ConfigError(f"aggregators is empty. Known: {', '.join(AGGREGATORS)}.")
+        for aggregator in self.aggregators or ():
+            check_aggregator(aggregator)
+        self.window  # noqa: B018 - raises if a day is invalid
 
     @property
     def window(self) -> Window:
-        """Which problems of a task are used."""
+        """The filter on the task's problems."""
         return Window(self.since, self.until, self.errata)
 
 
@@ -103,26 +103,26 @@ def rerank_pool(
     store: str | Path | None = None,
     prm_options: PrmOptions | None = None,
 ) -> RerankResults:
-    """Select one of n solutions by every rule (Best-of-N, votes, with and without PRMs), measure it, and write a
-    report.
+    """Select one of n solutions by every rule (Best-of-N, votes, with and without PRMs), measure the accuracy, and
+    write a report.
 
     Problems without a reference answer are not measured; a problem with fewer than n solutions uses all of them.
     Repeat a stopped call to resume it.
 
     Args:
-        pool: a pool, or the files, folders or hub datasets that hold one.
+        pool: a pool, or files, folders or hub datasets of one.
         out: folder for tables, metrics.json and the report.
-        prms: name → a PRM, or its folder or hub id, to score the solutions with.
-        scores: name → an existing scores table of this pool.
-        task: take the reference answers from this task (math-500, gsm8k, …) or file, not from the pool.
+        prms: PRMs to score the solutions with, or their folders or hub ids, by name.
+        scores: existing scores tables of this pool, by name.
+        task: take the reference answers from this task (math-500, gsm8k, …) or file instead of the pool.
         task_data: the local file of `task`; by default the task comes from the hub.
         settings: aggregators, numbers of solutions, draws and the judging of answers.
         store: a folder of scores to reuse and extend.
-        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
+        prm_options: how to load PRMs given as folders or hub ids, the settings of critics, and a Ray cluster.
 
     Returns:
-        `RerankResults`: the `selections` (which solution each rule selects for each problem, also in selected.jsonl),
-        the `curves` over n, the grades and the scores.
+        `RerankResults`: the `selections` (the solution that each rule selects for each problem, also in
+        selected.jsonl), the `curves` over n, the grades and the scores.
 
     Raises:
         PrismError: a setting, an input or a model cannot be used; the message says what to change.
@@ -145,11 +145,11 @@ def rerank_pool(
     read = [*([] if isinstance(pool, Pool) else as_places(pool)), *tables.values()]
     written = (SOLUTIONS, SELECTED, "curves.parquet", "metrics.json")
     keep_inputs([*read, task, task_data], [out / name for name in written])
-    # Mistyped places are refused before solutions are judged, which takes long.
+    # Missing models and files raise before solutions are judged, which takes long.
     for name, prm in prms.items():
         check_scorer(prm, prm_options or PrmOptions(), name)
     find_sources(tables.values())
-    _refuse_twice([*prms, *tables])
+    _check_unique([*prms, *tables])
     for path in tables.values():
         read_scores(path)
     reference = None
@@ -165,7 +165,7 @@ def rerank_pool(
         pool = with_task(pool, reference)
         for note in reference.notes():
             say(note)
-    most = largest([len(entry.solutions) for entry in pool.problems])
+    most = largest_n([len(entry.solutions) for entry in pool.problems])
     ns = None if settings.ns is None else check_ns(pool, settings.ns)
     with Job(out) as job:
         graded, graded_as = _grade(job, pool, settings, chunk=max(1, SOLUTIONS_PER_CHUNK // max(most, 1)))
@@ -176,7 +176,7 @@ def rerank_pool(
         with stoppable(lambda: "with all answers judged"):
             if (own_scores := scores_in_pool(pool)) is not None:
                 step_scores["pool"], cards["pool"] = own_scores, None
-            _refuse_twice([*step_scores, *prms, *tables])
+            _check_unique([*step_scores, *prms, *tables])
             for name, path in tables.items():
                 step_scores[name], cards[name] = scores_in_table(path, pool), card_of_scores(path)
             for name, prm in prms.items():
@@ -204,7 +204,7 @@ def rerank_pool(
             tokens, critics,
         )  # fmt: skip
         report = make_report(results)
-        remove_report(out)  # or a killed process could leave its solutions beside another run's metrics
+        remove_report(out)  # a killed process must not leave its solutions beside another run's metrics
         write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, aggregators)
         write_selected(out / SELECTED, selections)
         results.write_curves(out / "curves.parquet")
@@ -212,15 +212,15 @@ def rerank_pool(
     return results
 
 
-def _refuse_twice(names: Sequence[str]) -> None:
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
+def _check_unique(names: Sequence[str]) -> None:
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(
-            f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
+            f"Two sets of scores are called {repeated[0]!r}; give them names, e.g. --scores old=scores.parquet"
         )
 
 
 def _grade(job: Job, pool: Pool, settings: RerankSettings, chunk: int) -> tuple[GradedPool, str]:
-    """The grades of the pool, from an earlier run where it has them: to run programs may take hours."""
+    """The grades of the pool and their hash. Grades of an earlier run are reused: running programs may take hours."""
     table = job.out / SOLUTIONS
     with TaskGrader(
         methods=settings.extract, workers=settings.judges, seconds=settings.time_limit, sandbox=settings.sandbox

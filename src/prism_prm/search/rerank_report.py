@@ -1,4 +1,4 @@
-"""All that was measured on a pool, for `curves.parquet`, `metrics.json` and the report."""
+"""The results of re-ranking a pool: `curves.parquet`, `metrics.json` and the report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from prism_prm.stats import Comparison
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The accuracy of A minus that of B, both with the same method and n, on the same draws."""
+    """The accuracy of A minus that of B, with the same method and n, on the same draws."""
 
     a: str
     b: str
@@ -44,33 +44,33 @@ class Difference:
     method: str
     aggregator: str
     b_aggregator: str
-    """That of A, save where each PRM's own is compared; "" for the majority vote."""
+    """That of A, unless each PRM uses its own; "" for the majority vote."""
     n: int
     gain: Comparison
 
 
 @dataclass(frozen=True, slots=True)
 class RerankResults:
-    """What was selected from a pool, and all that was measured on it."""
+    """The selected solutions of a pool, and their accuracy."""
 
     title: str
     graded: GradedPool
     scores: Mapping[str, StepScores]
-    """PRM → the scores it gave."""
+    """By PRM."""
     curves: Sequence[Curve]
-    """Empty where no problem has a reference answer."""
+    """Empty if no problem has a reference answer."""
     aggregators: Sequence[str]
     own_aggregator: Mapping[str, Choice[str]]
-    """PRM → the one of them that selects, and why."""
+    """By PRM, the aggregator that selects, and the reason for it."""
     selections: Sequence[Selection]
-    """Which solution each rule selects from all solutions of each problem."""
+    """The solution that each rule selects from all solutions of each problem."""
     num_draws: int
     sandbox: str = "auto"
-    """What programs ran in, as asked for."""
+    """The sandbox setting."""
     tokens: Mapping[str, int] = field(default_factory=dict)
-    """PRM → tokens behind its scores: read by a PRM, read and written by a critic; none for scores from a file."""
+    """By PRM, the tokens behind its scores: read by a PRM, read and written by a critic. Not for scores from a file."""
     critics: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    """Critic → how it was asked, and what it has cost."""
+    """By critic, its settings and cost."""
 
     @property
     def ns(self) -> tuple[int, ...]:
@@ -79,44 +79,44 @@ class RerankResults:
 
     @property
     def smaller(self) -> dict[int, int]:
-        """n → how many measured problems have fewer solutions than that, and take all they have."""
+        """By n, the number of measured problems with fewer solutions, which use all of them."""
         return count_smaller(self.graded, self.ns)
 
     def curve(self, method: str, prm: str = "", aggregator: str = "") -> Curve:
-        """The curve of one way to select."""
+        """The curve of one selection rule."""
         wanted = (method, prm, aggregator)
         return next(curve for curve in self.curves if (curve.method, curve.prm, curve.aggregator) == wanted)
 
     @property
     def own_curves(self) -> list[Curve]:
-        """What needs no PRM, and of each PRM the curves by its own aggregator."""
+        """The curves without a PRM, and those of each PRM with its own aggregator."""
         return [c for c in self.curves if not c.prm or c.aggregator == self.own_aggregator[c.prm].value]
 
     def num_unscored(self, prm: str) -> int:
-        """How many solutions have no score from a PRM."""
+        """The number of solutions without a score from a PRM."""
         return sum(own is None for own in self.scores[prm])
 
     def differences(self) -> list[Difference]:
-        """Every PRM against the majority vote, and every later PRM against every earlier one."""
+        """Every PRM compared with the majority vote, and every later PRM with every earlier one."""
         prms = list(self.scores) if self.curves else []
         pairs = [(prm, "") for prm in prms] + [(a, b) for i, b in enumerate(prms) for a in prms[i + 1 :]]
         found = []
         for a, b in pairs:
-            # Each PRM's own aggregators where these differ, and then the same one for both.
+            # First each PRM with its own aggregator, if these differ; then both with the same one.
             if b:
                 own = (self.own_aggregator[a].value, self.own_aggregator[b].value)
-                compared = [own] * (own[0] != own[1]) + [(how, how) for how in self.aggregators]
+                compared = [own] * (own[0] != own[1]) + [(name, name) for name in self.aggregators]
             else:
-                compared = [(how, "") for how in self.aggregators]
-            for how, other_how in compared:
+                compared = [(name, "") for name in self.aggregators]
+            for mine, theirs in compared:
                 for method in WITH_PRM:
-                    curve = self.curve(method, a, how)
-                    other = self.curve(method, b, other_how) if b else self.curve("majority")
-                    found += [Difference(a, b, method, how, other_how, n, curve.minus(other, n)) for n in self.ns]
+                    curve = self.curve(method, a, mine)
+                    other = self.curve(method, b, theirs) if b else self.curve("majority")
+                    found += [Difference(a, b, method, mine, theirs, n, curve.minus(other, n)) for n in self.ns]
         return found
 
     def metrics(self, differences: Sequence[Difference]) -> dict[str, Any]:
-        """What goes into `metrics.json`."""
+        """The content of `metrics.json`."""
         return {
             "num_problems": len(self.graded.pool.problems),
             "problems_without_solution": self.graded.pool.num_empty,
@@ -132,13 +132,13 @@ class RerankResults:
             "critics": dict(self.critics),
             "curves": [{key: value for key, value in row.items() if key != "by_problem"} for row in self._curve_rows()],
             "differences": [
-                {key: value for key, value in asdict(found).items() if key != "gain"} | asdict(found.gain)
-                for found in differences
+                {key: value for key, value in asdict(difference).items() if key != "gain"} | asdict(difference.gain)
+                for difference in differences
             ],
         }
 
     def _curve_rows(self) -> list[dict[str, Any]]:
-        """One row per curve and n, with the expected accuracy of every problem; None where it is not measured."""
+        """One row per curve and n, with the expected accuracy of every problem; None if it is not measured."""
         rows = []
         for curve in self.curves:
             for n, point, values in zip(curve.ns, curve.points, curve.values, strict=True):
@@ -149,7 +149,7 @@ class RerankResults:
         return rows
 
     def write_curves(self, path: str | Path) -> None:
-        """Write `curves.parquet`; where nothing is measured there is none, also not that of an earlier run."""
+        """Write `curves.parquet`; if nothing is measured, remove that of an earlier run."""
         if self.curves:
             write_table(self._curve_rows(), path)
         else:
@@ -165,11 +165,11 @@ TITLES = {
     "public-tests": "public tests first",
 }
 _SIZE = (4.4, 3.7)
-"""The size of a figure in inches: taller than most, for the long legend."""
+"""The size of a figure in inches; taller than most, for the long legend."""
 
 
 def make_report(results: RerankResults) -> Report:
-    """The page and its metrics."""
+    """Build the report."""
     pool = results.graded.pool
     subtitle = f"{number(len(pool.problems))} problems, {number(len(pool.solutions))} solutions"
     differences = results.differences()
@@ -181,7 +181,7 @@ def make_report(results: RerankResults) -> Report:
         rows = []
         for curve in results.own_curves:
             *others, last = curve.points
-            cells = [row_name(curve, with_aggregator=False), *(percent(one.value) for one in others), percent(last)]
+            cells = [row_name(curve, with_aggregator=False), *(percent(point.value) for point in others), percent(last)]
             if results.tokens:
                 cells.append(number(results.tokens[curve.prm]) if curve.prm in results.tokens else NO_DATA)
             rows.append(cells)
@@ -195,15 +195,15 @@ def make_report(results: RerankResults) -> Report:
         if results.scores and len(results.aggregators) > 1:
             _compare_aggregators(results, report)
     selected: dict[str, list[int]] = {}
-    for one in results.selections:
-        counts = selected.setdefault(" · ".join(filter(None, (one.prm, TITLES[one.rule]))), [0, 0, 0])
-        counts[0] += one.solution is not None
-        counts[1] += one.answer is not None
-        counts[2] += one.solution is None
+    for selection in results.selections:
+        counts = selected.setdefault(" · ".join(filter(None, (selection.prm, TITLES[selection.rule]))), [0, 0, 0])
+        counts[0] += selection.solution is not None
+        counts[1] += selection.answer is not None
+        counts[2] += selection.solution is None
     report.table(
         ["rule", "selected", "with an answer", "nothing to select"],
         [[name, *map(number, counts)] for name, counts in selected.items()],
-        caption="Problems by whether the selected solution is right; `selected.jsonl` lists the selections",
+        caption="Problems with a selected solution; `selected.jsonl` lists the selections",
     )
     unscored = {f"no score from {prm}": results.num_unscored(prm) for prm in results.scores}
     add_answers(report, [results.graded], unscored)
@@ -214,16 +214,18 @@ def make_report(results: RerankResults) -> Report:
 Each value is the **expected accuracy of selecting one answer from n solutions**, over all ways to draw n of a problem's
 solutions: exact for one solution, Best-of-n and the oracle; for the votes the mean of {number(results.num_draws)}
 seeded draws. Intervals are 95 % bootstrap intervals over problems; comparisons are paired, on the same problems and
-draws. Ties go to the solution, or to the group of equal answers, that was drawn first. A vote adds the scores of
+draws. Ties go to the solution, or the group of equal answers, that was drawn first. A vote adds the scores of
 solutions with equivalent answers; solutions without an answer cast no vote.
 """)
     return report
 
 
 def _finding(results: RerankResults) -> str:
-    """The best rule at the most solutions, beside what needs no PRM."""
-    most, one, majority = results.ns[-1], results.curve("mean"), results.curve("majority")
-    plain = f"the majority vote {percent(majority.points[-1].value)} %, one solution {percent(one.points[-1].value)} %"
+    """One sentence: the best rule at the largest n, and those that need no PRM."""
+    most, single, majority = results.ns[-1], results.curve("mean"), results.curve("majority")
+    plain = (
+        f"the majority vote {percent(majority.points[-1].value)} %, one solution {percent(single.points[-1].value)} %"
+    )
     own = [curve for curve in results.own_curves if curve.prm and curve.method in WITH_PRM]
     if not own:
         return f"Of {most} solutions, {plain} and the oracle {percent(results.curve('oracle').points[-1].value)} %."
@@ -234,52 +236,52 @@ def _finding(results: RerankResults) -> str:
     )
 
 
-def without_solution(count: int, total: int) -> str:
+def no_solution_note(count: int, total: int) -> str:
     """A note on the number of problems without a solution; "" if there are none."""
     return f"{count:,} of {total:,} problems have no solution and count as unsolved." if count else ""
 
 
-def unlike_the_benchmark(pools: Sequence[GradedPool]) -> list[str]:
-    """How many programs the benchmarks' own harnesses may judge otherwise, by what they do."""
-    asked = [
+def harness_notes(pools: Sequence[GradedPool]) -> list[str]:
+    """Notes on programs that the benchmark's own harness may judge differently."""
+    programs = [
         (entry.problem.tests, grade.answer)
         for graded in pools
         for entry, grades in zip(graded.pool.problems, graded.grades, strict=True)
         for grade in grades
     ]
-    counts = [f"{count:,} {what}" for what, count in count_quirks(asked).items()]
-    packages = [f"{name} {count:,}" for name, count in count_packages(asked).most_common(10)]
-    return [f"Programs that LiveCodeBench's harness may judge otherwise: {'; '.join(counts)}."] * bool(counts) + [
-        f"Programs that import what the sandbox does not have, and so fail: {', '.join(packages)}."
+    counts = [f"{count:,} {what}" for what, count in count_quirks(programs).items()]
+    packages = [f"{name} {count:,}" for name, count in count_packages(programs).most_common(10)]
+    return [f"Programs that LiveCodeBench's harness may judge differently: {'; '.join(counts)}."] * bool(counts) + [
+        f"Programs that import packages which the sandbox does not have, and so fail: {', '.join(packages)}."
     ] * bool(packages)
 
 
 def notes(results: RerankResults) -> list[str]:
-    """What is special about this pool and its scores, a line each: nothing is left out in silence."""
+    """Notes on this pool and its scores, one line each, so that nothing is left out silently."""
     pool, graded = results.graded.pool, results.graded
-    found = [without_solution(pool.num_empty, len(pool.problems))] if results.curves else []
+    lines = [no_solution_note(pool.num_empty, len(pool.problems))] if results.curves else []
     if graded.num_unmeasured:
         what = "reference answer or hidden tests" if graded.has_tests else "reference answer"
         lack = f"{graded.num_unmeasured:,} of {len(pool.problems):,} problems have no {what}"
         done = "not measured" if results.curves else "there is nothing to measure"
-        found.append(
-            f"{lack}: solutions are selected, but {done}. Give the answers in the pool, or name their task (--task)."
+        lines.append(
+            f"{lack}: solutions are selected, but {done}. Add the answers to the pool, or name their task with --task."
         )
     if results.smaller:
         sizes = [len(graded.grades[i]) for i in graded.measured if graded.grades[i]]
         counts = ", ".join(f"{count:,} at n = {n}" for n, count in results.smaller.items())
-        found.append(
+        lines.append(
             f"The problems have {min(sizes):,} to {max(sizes):,} solutions. At each n, a problem with fewer uses all "
             f"of them: {counts} (of {len(graded.measured):,})."
         )
-    found += unguarded(results.sandbox, [entry.problem for entry in pool.problems]) + unlike_the_benchmark([graded])
-    found += [f"Aggregator of {prm}: {choice}." for prm, choice in results.own_aggregator.items()]
-    found += [f"{prm}: {verdicts_in_words(said)}" for prm, said in results.critics.items()]
-    return [note for note in found if note]
+    lines += unguarded(results.sandbox, [entry.problem for entry in pool.problems]) + harness_notes([graded])
+    lines += [f"Aggregator of {prm}: {choice}." for prm, choice in results.own_aggregator.items()]
+    lines += [f"{prm}: {verdicts_in_words(summary)}" for prm, summary in results.critics.items()]
+    return [line for line in lines if line]
 
 
 def _draw_methods(results: RerankResults, report: Report) -> None:
-    """As in the paper: accuracy against n, a line per PRM, and the vote that needs no PRM beside them."""
+    """Draw accuracy against n: a line per PRM, and the rules that need no PRM."""
     systems = list(results.scores)
     methods = WITH_PRM if systems else ("majority",)
     style = styles([*systems, "majority", "oracle", "mean"])
@@ -305,30 +307,32 @@ def _draw_methods(results: RerankResults, report: Report) -> None:
 
 
 def row_name(curve: Curve, *, with_aggregator: bool) -> str:
-    """How a way to select is called in tables."""
+    """The name of a selection rule in tables."""
     parts = (curve.prm, TITLES[curve.method], curve.aggregator if with_aggregator else "")
     return " · ".join(part for part in parts if part)
 
 
 def _add_example(results: RerankResults, report: Report) -> None:
-    """A wrong solution, with what every PRM says of its steps."""
-    entries = [(entry.problem.text, one) for entry in results.graded.pool.problems for one in entry.solutions]
-    grades = [grade for of_problem in results.graded.grades for grade in of_problem]
+    """Add a wrong solution with every PRM's step scores."""
+    problems = results.graded.pool.problems
+    solutions = [(entry.problem.text, solution) for entry in problems for solution in entry.solutions]
+    grades = [grade for own in results.graded.grades for grade in own]
     wrong = [i for i, grade in enumerate(grades) if grade.correct is False]
     scores = {}
     for prm, own in results.scores.items():
-        how = results.own_aggregator[prm].value
-        scores[prm] = np.array([np.nan if (s := own[i]) is None else solution_score(s, how) for i in wrong])
-    found = most_telling(scores, [sum(map(len, entries[i][1].steps)) for i in wrong])
-    if found is not None:
-        at = wrong[found]
-        problem, solution = entries[at]
-        said = {prm: one.tolist() for prm, own in results.scores.items() if (one := own[at]) is not None}
-        report.example(problem, solution.steps, said, caption=telling("wrong solution", list(scores)))
+        aggregator = results.own_aggregator[prm].value
+        scores[prm] = np.array([np.nan if (s := own[i]) is None else solution_score(s, aggregator) for i in wrong])
+    chosen = most_telling(scores, [sum(map(len, solutions[i][1].steps)) for i in wrong])
+    if chosen is not None:
+        problem, solution = solutions[wrong[chosen]]
+        step_scores = {
+            prm: steps.tolist() for prm, own in results.scores.items() if (steps := own[wrong[chosen]]) is not None
+        }
+        report.example(problem, solution.steps, step_scores, caption=telling("wrong solution", list(scores)))
 
 
 def _compare_aggregators(results: RerankResults, report: Report) -> None:
-    """Which aggregator to use with a PRM."""
+    """Add figures and a table of every PRM by aggregator."""
     report.text("## Other aggregators")
     style = styles([*results.aggregators, "majority"])
     majority = results.curve("majority").points
@@ -337,9 +341,9 @@ def _compare_aggregators(results: RerankResults, report: Report) -> None:
         alt = f"Accuracy against n of {prm} by aggregator: {', '.join(results.aggregators)}"
         with report.figure(f"aggregators-{i}", caption=caption, alt=alt, size=_SIZE, panels=len(WITH_PRM)) as panels:
             for axes, method in zip(panels, WITH_PRM, strict=True):
-                for how in results.aggregators:
-                    points = results.curve(method, prm, how).points
-                    draw_curve(axes, results.ns, points, how, style[how], band=False)
+                for aggregator in results.aggregators:
+                    points = results.curve(method, prm, aggregator).points
+                    draw_curve(axes, results.ns, points, aggregator, style[aggregator], band=False)
                 draw_curve(axes, results.ns, majority, TITLES["majority"], style["majority"], band=False)
                 title = f"{prm}: {TITLES[method]}"
                 finish(axes, "solutions drawn, n", "accuracy (%)", title=title, ns=results.ns)
@@ -352,30 +356,30 @@ def _compare_aggregators(results: RerankResults, report: Report) -> None:
     report.table(headers, rows, caption="Every aggregator: expected accuracy (%) ↑", best="columns")
 
 
-def _cell(found: Difference) -> str:
-    return f"{signed_percent(found.gain)} (p {p_value(found.gain.p)})"
+def _cell(difference: Difference) -> str:
+    return f"{signed_percent(difference.gain)} (p {p_value(difference.gain.p)})"
 
 
 def _tabulate_differences(results: RerankResults, differences: Sequence[Difference], report: Report) -> None:
-    """Does a PRM help at all, and is one better than another?"""
+    """Add tables of the PRMs' gains over the majority vote, and over each other."""
     most = results.ns[-1]
-    at_most = {(d.a, d.aggregator, d.method): d for d in differences if d.n == most and not d.b}
+    over_majority = {(d.a, d.aggregator, d.method): d for d in differences if d.n == most and not d.b}
     gains = [
-        [f"{prm} · {how}", *(_cell(at_most[prm, how, method]) for method in WITH_PRM)]
+        [f"{prm} · {aggregator}", *(_cell(over_majority[prm, aggregator, method]) for method in WITH_PRM)]
         for prm in results.scores
-        for how in results.aggregators
+        for aggregator in results.aggregators
     ]
     if gains:
         headers = ["PRM · aggregator", *(TITLES[method] for method in WITH_PRM)]
         caption = f"Gain over the majority vote at n = {most} (percentage points, paired) ↑"
         report.table(headers, gains, caption=caption, best="columns")
     rows: dict[str, list[str]] = {}
-    for found in differences:
-        if found.b:
-            hows = dict.fromkeys([found.aggregator, found.b_aggregator])  # two where each has its own
-            name = f"{found.a} − {found.b} · {TITLES[found.method]} · {' − '.join(hows)}"
-            is_last = found.n == results.ns[-1]
-            rows.setdefault(name, [name]).append(_cell(found) if is_last else signed_percent(found.gain.difference))
+    for difference in differences:
+        if difference.b:
+            aggregators = dict.fromkeys([difference.aggregator, difference.b_aggregator])  # two if each uses its own
+            name = f"{difference.a} − {difference.b} · {TITLES[difference.method]} · {' − '.join(aggregators)}"
+            cell = _cell(difference) if difference.n == most else signed_percent(difference.gain.difference)
+            rows.setdefault(name, [name]).append(cell)
     if rows:
         headers = ["difference", *(f"n = {n}" for n in results.ns)]
         caption = "PRMs compared on the same pool (percentage points, paired), at the last n with its 95 % interval"
@@ -386,19 +390,19 @@ def answer_counts(pools: Sequence[GradedPool]) -> dict[str, int]:
     """How answers were found, and how they were judged."""
     counts: Counter[str] = Counter()
     for pool in pools:
-        for about, words in (("method", "found by"), ("status", "judged")):
-            counts.update({f"{words}: {value}": count for value, count in pool.count(about).items()})
+        for name, words in (("method", "found by"), ("status", "judged")):
+            counts.update({f"{words}: {value}": count for value, count in pool.count(name).items()})
     return dict(counts)
 
 
 def add_answers(report: Report, pools: Sequence[GradedPool], unscored: dict[str, int] | None = None) -> None:
-    """How answers were found, and what could not be judged: never silent."""
-    counts = dict(sorted(answer_counts(pools).items(), key=lambda one: (one[0].split(":")[0], -one[1])))
+    """Add the table of how answers were found and judged."""
+    counts = dict(sorted(answer_counts(pools).items(), key=lambda item: (item[0].split(":")[0], -item[1])))
     total = sum(len(pool.pool.solutions) for pool in pools)
     caption = "How answers were found, and how they were judged"
     report.counts("answers", counts | (unscored or {}), caption=caption, unit="solutions", of=total)
     report.text(
-        '"last number" is a guess, for solutions that state no answer. An answer whose comparison ran out of time '
-        '("timeout"), failed ("error") or was too long was compared as text only. A program with one of these, or that '
-        'took too much memory or printed too much, did not pass; "ok" ran to its end, right or wrong.'
+        '"last number" is a guess for solutions that state no answer. An answer whose comparison ran out of time '
+        '("timeout"), failed ("error") or was too long was compared only as text. A program with one of these, or that '
+        'used too much memory or printed too much, did not pass; "ok" means that it ran to its end, right or wrong.'
     )

@@ -1,4 +1,4 @@
-"""The report of a search: accuracy against n and against tokens, what it cost, and PRMs compared."""
+"""The report of `prism search`: accuracy against n and against tokens, costs, and PRMs compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prism_prm.grading.graders import unguarded
 from prism_prm.report import NO_DATA, Report, draw_curve, escaped, finish, number, percent, signed_percent, styles
 from prism_prm.search.grade_pool import GradedPool
 from prism_prm.search.methods import METHODS
-from prism_prm.search.rerank_report import add_answers, answer_counts, unlike_the_benchmark, without_solution
+from prism_prm.search.rerank_report import add_answers, answer_counts, harness_notes, no_solution_note
 from prism_prm.stats import Comparison, Interval, compare_means
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One search at one size."""
+    """The result of one search at one size."""
 
     prm: str
-    """"" where there is none."""
+    """"" without a PRM."""
     aggregator: Choice[str] | None
-    """How the scores of steps became those of paths and solutions; None without a PRM."""
+    """How step scores become those of paths and solutions; None without a PRM."""
     n: int
     accuracy: Interval
     oracle: Interval
@@ -40,23 +40,23 @@ class Point:
     seconds: float
     """The time of the whole run over all problems; for independent samples, at the largest n."""
     correct: Floats
-    """For each problem whether it was solved, or how likely."""
+    """Whether each problem was solved, or the chance of it."""
     num_empty: int = 0
-    """Problems without a solution; they count as not solved."""
+    """Problems without a solution, which count as unsolved."""
 
     def empty_note(self) -> str:
-        """A line on these problems; "" where there are none."""
+        """A note on problems without a solution; "" if there are none."""
         size = f"{self.prm}, n = {self.n}" if self.prm else f"n = {self.n}"
-        note = without_solution(self.num_empty, len(self.correct))
+        note = no_solution_note(self.num_empty, len(self.correct))
         return note and f"{size}: {note}"
 
 
 def differences(points: Sequence[Point], clusters: Ints) -> list[tuple[str, str, int, Comparison]]:
-    """(A, B, n, A minus B on the same problems): every later PRM against every earlier one."""
+    """(A, B, n, A minus B on the same problems), for every later PRM A and earlier PRM B."""
     names = list(dict.fromkeys(point.prm for point in points))
-    at = {(point.prm, point.n): point for point in points}
+    by_size = {(point.prm, point.n): point for point in points}
     return [
-        (a, b, n, compare_means(at[a, n].correct, at[b, n].correct, clusters))
+        (a, b, n, compare_means(by_size[a, n].correct, by_size[b, n].correct, clusters))
         for i, b in enumerate(names)
         for a in names[i + 1 :]
         for n in dict.fromkeys(point.n for point in points)
@@ -71,25 +71,25 @@ def make_report(
     clusters: Ints,
     critics: Mapping[str, dict[str, Any]],
 ) -> Report:
-    """The page and its metrics; `critics` are the summaries of those PRMs that are critics."""
-    found = differences(points, clusters)
+    """Build the report. `critics` has the summaries of PRMs that are critics."""
+    gains = differences(points, clusters)
     method = recipe.search.method
     report = Report(
         f"Search: {method} on {task}",
         subtitle=f"{number(len(clusters))} problems, {recipe.policy.name}, select {recipe.selector}",
-        finding=_finding(method, points, found),
+        finding=_finding(method, points, gains),
         metrics={
             "settings": asdict(recipe) | {"select": recipe.selector, "n": recipe.ns},
             "task": task,
             "num_problems": len(points[0].correct),
             "points": [asdict(point) for point in points],
-            "differences": [{"a": a, "b": b, "n": n, **asdict(gain)} for a, b, n, gain in found],
+            "differences": [{"a": a, "b": b, "n": n, **asdict(gain)} for a, b, n, gain in gains],
             "answers": answer_counts(pools),
             "critics": dict(critics),
         },
     )
     problems = [entry.problem for entry in pools[0].pool.problems]
-    report.notes(unguarded(recipe.sandbox, problems) + unlike_the_benchmark(pools))
+    report.notes(unguarded(recipe.sandbox, problems) + harness_notes(pools))
     _draw(points, report)
     rows = [
         [
@@ -101,34 +101,34 @@ def make_report(
         for point in points
     ]  # fmt: skip
     headers = ["PRM", "n", "accuracy (%) ↑", "oracle (%)", "policy tokens", "PRM tokens", "solutions", "seconds"]
-    caption = "Accuracy, and the budget: tokens and solutions are means per problem, seconds of the whole run"
+    caption = "Accuracy and cost; tokens and solutions are means per problem, seconds are those of the whole run"
     report.table(headers, rows, caption=caption, best="columns")
     report.notes(point.empty_note() for point in points)
     report.notes(
-        f"{escaped(name)}, on the solutions found: {verdicts_in_words(said)}" for name, said in critics.items()
+        f"{escaped(name)}, on the solutions found: {verdicts_in_words(summary)}" for name, summary in critics.items()
     )
-    compared = [([f"{a} − {b}", str(n)], gain) for a, b, n, gain in found]
+    compared = [([f"{a} − {b}", str(n)], gain) for a, b, n, gain in gains]
     report.differences(["PRMs", "n"], compared, caption="PRMs compared (percentage points, paired)")
     add_answers(report, pools)
     report.text(_introduction(recipe, points))
     return report
 
 
-def _finding(method: str, points: Sequence[Point], found: Sequence[tuple[str, str, int, Comparison]]) -> str:
-    """The best PRM at the largest n, and what it gains on the first one."""
+def _finding(method: str, points: Sequence[Point], gains: Sequence[tuple[str, str, int, Comparison]]) -> str:
+    """One sentence: the best PRM at the largest n, and its gain over the first one."""
     most = max(point.n for point in points)
     best = max((point for point in points if point.n == most), key=lambda point: point.accuracy.value)
     guided = f" guided by {escaped(best.prm)}" if best.prm else ""
     text = f"With n = {most}, {method}{guided} solves {percent(best.accuracy.value)} % of the problems"
     first = points[0].prm
-    gain = next((gain for a, b, n, gain in found if (a, b, n) == (best.prm, first, most)), None)
+    gain = next((gain for a, b, n, gain in gains if (a, b, n) == (best.prm, first, most)), None)
     if gain is not None:
         text += f", {signed_percent(gain)} points compared with {escaped(first)}"
     return f"{text}."
 
 
 def aggregators_used(points: Sequence[Point]) -> str:
-    """How each PRM's step scores became the score of a path, and why so; "" without a PRM."""
+    """The aggregator of each PRM, and the reason for it; "" without a PRM."""
     return "; ".join(dict.fromkeys(f"{point.prm}: {point.aggregator}" for point in points if point.aggregator))
 
 
@@ -143,7 +143,7 @@ def _introduction(recipe: SearchRecipe, points: Sequence[Point]) -> str:
         text += "Each value is the expectation over all ways to draw n of the sampled solutions. "
     text += (
         "Intervals are 95 % bootstrap intervals over problems. Policy tokens include dropped beams and lookaheads. PRM "
-        "tokens are those that went through the model; cached key/values are not counted again."
+        "tokens are those that ran through the model; cached key/values do not count again."
     )
     return text
 
@@ -152,7 +152,7 @@ def _draw(points: Sequence[Point], report: Report) -> None:
     by_prm: dict[str, list[Point]] = {}
     for point in points:
         by_prm.setdefault(point.prm, []).append(point)
-    first, ours = next(iter(by_prm.items()))
+    first, of_first = next(iter(by_prm.items()))
     style = styles([*by_prm, "oracle"])
     panels: dict[str, Callable[[Point], float]] = {
         "n": lambda point: point.n,
@@ -163,7 +163,7 @@ def _draw(points: Sequence[Point], report: Report) -> None:
     with report.figure("accuracy", caption=caption, alt=alt, panels=len(panels)) as drawn:
         for axes, (label, x) in zip(drawn, panels.items(), strict=True):
             for name, own in by_prm.items():
-                draw_curve(axes, [*map(x, own)], [one.accuracy for one in own], name or "accuracy", style[name])
+                draw_curve(axes, [*map(x, own)], [point.accuracy for point in own], name or "accuracy", style[name])
             oracle = f"oracle ({first})" if first else "oracle"
-            draw_curve(axes, [*map(x, ours)], [one.oracle.value for one in ours], oracle, style["oracle"])
-            finish(axes, label, "accuracy (%)", ns=[*map(x, ours)])
+            draw_curve(axes, [*map(x, of_first)], [point.oracle.value for point in of_first], oracle, style["oracle"])
+            finish(axes, label, "accuracy (%)", ns=[*map(x, of_first)])

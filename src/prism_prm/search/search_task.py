@@ -1,4 +1,4 @@
-"""`search_task`: from a task to pools, accuracy and a report, as `prism search` does it."""
+"""`search_task`: search for solutions of a task, measure the accuracy, and write a report. `prism search` calls it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from prism_prm.search.engine import RoundStats, SearchEngine, Speedometer, polic
 from prism_prm.search.grade_pool import GradedPool, StepScores, grade_pool, scorable, scores_by_prm, write_solutions
 from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.recipes import SearchRecipe
-from prism_prm.search.rounds import FOLDER, Rounds, SearchRound, ToldRound, told_round
+from prism_prm.search.rounds import FOLDER, RoundRecord, Rounds, SearchRound, record_round
 from prism_prm.search.search_report import Point, make_report
 from prism_prm.search.select import SELECTORS, Candidates
 from prism_prm.search.tree import SearchResult
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
 
 Searcher = tuple[Policy, "Scorer | None"]
-"""What a worker holds."""
+"""The policy and the PRM of a worker."""
 CURVE_OF = {"argmax": "best-of-n", "majority": "majority", "weighted": "weighted", "public-tests": "public-tests"}
-"""`--select` → the name of its curve in `prism rerank`."""
+"""By selector (`--select`), the name of its curve in `prism rerank`."""
 
 
 def search_task(
@@ -55,16 +55,16 @@ def search_task(
     judges: int | None = None,
     store: str | Path | None = None,
 ) -> list[Point]:
-    """Search for solutions of a task's problems, and measure how many are solved.
+    """Search for solutions of a task's problems, and measure the accuracy.
 
     Writes pools that `rerank_pool` reads, metrics.json and a report. Repeat a stopped call to resume it.
 
     Args:
         recipe: the policy, PRMs, task, method, and the sizes to run it at: a `SearchRecipe`, not a file.
         out: folder for pools, metrics.json and the report.
-        prms: name → a PRM, or its folder or hub id; default: those of the recipe.
+        prms: PRMs, or their folders or hub ids, by name; default: those of the recipe.
         policy: an open policy to use instead of the recipe's; it stays open.
-        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
+        prm_options: how to load PRMs given as folders or hub ids, the settings of critics, and a Ray cluster.
         judges: processes that judge answers; default: all cores.
         store: a folder of scores to reuse and extend.
 
@@ -85,32 +85,33 @@ def search_task(
     """
     out = Path(out)
     keep_inputs([recipe.task, recipe.task_data], [out / "pools", out / "metrics.json"])
-    given = named_places(recipe.prm) if prms is None else prms
-    # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
+    prms = named_places(recipe.prm) if prms is None else prms
+    # A solution that a PRM cannot read to its end ranks last; it must not stop the run.
     options = (prm_options or PrmOptions()).skipping()
-    for name, place in given.items():
+    for name, place in prms.items():
         check_scorer(place, options, name)
     if policy is None:
         check_policy(recipe.policy)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field, window=recipe.window)
-    if recipe.selector == "public-tests" and not any(one.tests and one.tests.public for one in task.problems):
-        raise ConfigError(f"--select public-tests: no problem of {task.name} has public tests; use another rule")
+    has_tests = any(problem.tests and problem.tests.public for problem in task.problems)
+    if recipe.selector == "public-tests" and not has_tests:
+        raise ConfigError(f"--select public-tests: no problem of {task.name} has public tests; use another --select")
     for note in task.notes():
         say(note)
     ray = options.ray
     if ray is not None and policy is not None:
-        raise ConfigError("workers of a Ray cluster open a policy themselves: name it in the recipe, not the policy")
+        raise ConfigError("workers of a Ray cluster open the policy: name it in the recipe")
     with contextlib.ExitStack() as stack:
         job = stack.enter_context(Job(out, executor=executor_of(ray)))
-        # A server is asked for log-probabilities only where the search needs them.
+        # Servers return log-probabilities only if the search needs them.
         likelihood = recipe.policy.log_likelihood or recipe.search.needs_log_likelihood
-        asked = replace(recipe.policy, log_likelihood=likelihood)
+        policy_settings = replace(recipe.policy, log_likelihood=likelihood)
         if policy is None and ray is None:
-            policy = stack.enter_context(contextlib.closing(open_policy(asked)))
+            policy = stack.enter_context(contextlib.closing(open_policy(policy_settings)))
         grader = stack.enter_context(TaskGrader(workers=judges, sandbox=recipe.sandbox))
         grader.prepare(task.problems)
         problems, scores = task.problems[: recipe.limit], Path(store or out / "scores")
-        run = Experiment(recipe, problems, job, asked, policy, given, options, grader, scores)
+        run = Experiment(recipe, problems, job, policy_settings, policy, prms, options, grader, scores)
         points, pools = run.independent() if METHODS[recipe.search.method].independent else run.guided()
         trees = [tree for graded in pools for tree in graded.pool.trees()]
         critics = {}
@@ -125,7 +126,7 @@ def search_task(
 
 
 def search_chunk(searcher: Searcher, problems: Mapping[str, str], settings: SearchSettings) -> Iterator[Any]:
-    """Search problems (key → text) side by side: a `Finished` for each, and rounds as (key, `ToldRound`)."""
+    """Search problems (texts by key) at the same time: a `Finished` for each, and rounds as (key, `RoundRecord`)."""
     keys = list(problems)
     engine = SearchEngine(*searcher, settings, at_once=len(keys))
     for event in engine.run(list(problems.values()), keys):
@@ -133,25 +134,25 @@ def search_chunk(searcher: Searcher, problems: Mapping[str, str], settings: Sear
             case SearchResult():
                 yield Finished(keys[event.problem], event)
             case SearchRound():
-                yield keys[event.problem], told_round(event, likelihood=settings.prm_weight < 1)
+                yield keys[event.problem], record_round(event, likelihood=settings.prm_weight < 1)
             case _:
                 yield event
 
 
 def prm_facts(searcher: Searcher) -> ScorerFacts:
-    """What must be known of the PRM without holding it."""
+    """The facts about a worker's PRM that the driver needs."""
     _, prm = searcher
     return ScorerFacts() if prm is None else ScorerFacts.of(prm)
 
 
 @dataclass(slots=True)
 class Experiment:
-    """The work of one recipe. Without a policy, the workers of a cluster open it and the PRMs themselves."""
+    """The run of one recipe. Without a policy, the workers of a cluster open it and the PRMs."""
 
     recipe: SearchRecipe
     problems: Sequence[TaskProblem]
     job: Job
-    asked: PolicySettings
+    policy_settings: PolicySettings
     policy: Policy | None
     prms: Mapping[str, Scorer | str | Path]
     options: PrmOptions
@@ -162,25 +163,25 @@ class Experiment:
 
     @property
     def clusters(self) -> Any:
-        """Equal problems have equal numbers."""
+        """A number per problem, the same for equal texts."""
         return number_clusters(problem.text for problem in self.problems)[0]
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[Workers[Searcher]]:
-        """Those who search, with a PRM or with none ("")."""
+        """Open workers with a PRM, or without one ("")."""
         if self.policy is not None:
             with self.prm(name) if name else contextlib.nullcontext() as prm:
                 yield Here((self.policy, prm))
             return
         from prism_prm.backends.open_scorer import prm_for_workers
 
-        of_prm = prm_for_workers(self.prms[name], self.options, name) if name else Opening(_no_prm, loads=False)
-        with policy_workers(self.job, self.asked, of_prm) as workers:
+        opening = prm_for_workers(self.prms[name], self.options, name) if name else Opening(_no_prm, loads=False)
+        with policy_workers(self.job, self.policy_settings, opening) as workers:
             yield workers
 
     @contextlib.contextmanager
     def prm(self, name: str) -> Iterator[Scorer]:
-        """A PRM that this process asks."""
+        """Open a PRM in this process."""
         from prism_prm.backends.open_scorer import opened_prm
 
         with opened_prm(self.prms[name], self.options, name) as scorer:
@@ -188,7 +189,7 @@ class Experiment:
             yield scorer
 
     def guided(self) -> tuple[list[Point], list[GradedPool]]:
-        """Search with each PRM at each size: points, and the graded pools they come from."""
+        """Search with each PRM at each size. Returns the points, and their graded pools."""
         points: list[Point] = []
         pools: list[GradedPool] = []
         clusters = self.clusters
@@ -196,61 +197,62 @@ class Experiment:
             with self.open(name) as workers:
                 prm = workers.ask(prm_facts)
                 for n in self.recipe.ns:
-                    found, seconds = self._search(workers, prm, name, n)
-                    graded = self._graded(found, name, n)
-                    how = self._aggregator(prm)
-                    chosen = self._select(name, how, n, graded)
-                    solved = [one is not None and bool(graded.correct(i)[one]) for i, one in enumerate(chosen)]
+                    results, seconds = self._search(workers, prm, name, n)
+                    graded = self._grade(results, name, n)
+                    aggregator = self._aggregator(prm)
+                    selected = self._select(name, aggregator, n, graded)
+                    solved = [k is not None and bool(graded.correct(i)[k]) for i, k in enumerate(selected)]
                     correct = np.array(solved, dtype=np.float64)
-                    oracle = np.array([graded.correct(i).any() for i in range(len(found))], dtype=np.float64)
+                    oracle = np.array([graded.correct(i).any() for i in range(len(results))], dtype=np.float64)
                     pools.append(graded)
                     points.append(
                         Point(
-                            name, how, n, mean_interval(correct, clusters), mean_interval(oracle, clusters),
-                            float(np.mean([entry.policy_tokens for entry in found])),
-                            float(np.mean([entry.prm_tokens for entry in found])),
-                            float(np.mean([len(entry.solutions) for entry in found])), seconds, correct,
+                            name, aggregator, n, mean_interval(correct, clusters), mean_interval(oracle, clusters),
+                            float(np.mean([result.policy_tokens for result in results])),
+                            float(np.mean([result.prm_tokens for result in results])),
+                            float(np.mean([len(result.solutions) for result in results])), seconds, correct,
                             graded.pool.num_empty,
                         )
                     )  # fmt: skip
         return points, pools
 
     def independent(self) -> tuple[list[Point], list[GradedPool]]:
-        """Sample once; one pool tells the expected accuracy for every n, and every PRM scores the same solutions."""
+        """Sample once. One pool gives the expected accuracy for every n, and every PRM scores the same solutions."""
         most, prms = self.recipe.ns[-1], self.prms
         with self.open("") as workers:
-            found, seconds = self._search(workers, ScorerFacts(), "", most)
-        graded = self._graded(found, "", most)
+            results, seconds = self._search(workers, ScorerFacts(), "", most)
+        graded = self._grade(results, "", most)
         pool = graded.pool
         scores: dict[str, StepScores] = {}
-        hows: dict[str, Choice[str] | None] = {"": None}
-        read: dict[str, float] = {"": 0.0}
+        aggregators: dict[str, Choice[str] | None] = {"": None}
+        prm_tokens: dict[str, float] = {"": 0.0}
         for name in prms:
             with self.prm(name) as prm:
-                hows[name] = self._aggregator(prm)
+                aggregators[name] = self._aggregator(prm)
                 with progress(f"scoring, {name}", len(pool.trees())) as advance:
                     scores[name] = scores_by_prm(ScoreStore(self.store, prm), pool, advance)
-                scored = self._pool(found, name, most, scores[name])
-                self._select(name, hows[name], most, GradedPool(scored, graded.grades))
-                read[name] = prm.count_all(scorable(prm, pool)) / len(self.problems)
+                scored = self._write_pool(results, name, most, scores[name])
+                self._select(name, aggregators[name], most, GradedPool(scored, graded.grades))
+                prm_tokens[name] = prm.count_all(scorable(prm, pool)) / len(self.problems)
         if not prms:
             self._select("", None, most, graded)
-        used = list(dict.fromkeys(how.value for how in hows.values() if how))
+        used = list(dict.fromkeys(choice.value for choice in aggregators.values() if choice))
         with progress("curves", len(self.problems)) as advance:
             curves = compute_curves(graded, scores, aggregators=used, ns=self.recipe.ns, advance=advance)
-        of = {(curve.method, curve.prm, curve.aggregator): curve for curve in curves}
-        sizes = np.array([len(entry.solutions) for entry in found])
-        written = float(np.mean([entry.policy_tokens for entry in found]))
+        by_rule = {(curve.method, curve.prm, curve.aggregator): curve for curve in curves}
+        sizes = np.array([len(result.solutions) for result in results])
+        policy_tokens = float(np.mean([result.policy_tokens for result in results]))
         points = []
         for name in list(prms) or [""]:
-            method, how = CURVE_OF[self.recipe.selector], hows[name]
-            curve = of[method, "", ""] if method == "majority" or how is None else of[method, name, how.value]
+            method, choice = CURVE_OF[self.recipe.selector], aggregators[name]
+            needs_prm = method != "majority" and choice is not None
+            curve = by_rule[(method, name, choice.value) if needs_prm and choice else (method, "", "")]
             for k, n in enumerate(self.recipe.ns):
-                tokens = (written * n / most, read[name] * n / most)
-                oracle, solutions = of["oracle", "", ""].points[k], float(np.minimum(n, sizes).mean())
+                tokens = (policy_tokens * n / most, prm_tokens[name] * n / most)
+                oracle, solutions = by_rule["oracle", "", ""].points[k], float(np.minimum(n, sizes).mean())
                 points.append(
                     Point(
-                        name, how, n, curve.points[k], oracle, *tokens, solutions, seconds, curve.values[k],
+                        name, choice, n, curve.points[k], oracle, *tokens, solutions, seconds, curve.values[k],
                         pool.num_empty,
                     )
                 )  # fmt: skip
@@ -259,18 +261,18 @@ class Experiment:
     def _search(
         self, workers: Workers[Searcher], prm: ScorerFacts, name: str, n: int
     ) -> tuple[list[SearchResult], float]:
-        """What the search of one size finds, and the seconds it took."""
-        how = self._aggregator(prm)
-        settings = replace(self.recipe.search, n=n, aggregator=None if how is None else how.value)
-        if METHODS[settings.method].independent:  # sampled once, for all PRMs and with none of them
+        """Search at one size. Returns the results, and the seconds that it took."""
+        choice = self._aggregator(prm)
+        settings = replace(self.recipe.search, n=n, aggregator=None if choice is None else choice.value)
+        if METHODS[settings.method].independent:  # sampled once, without a PRM
             settings = replace(settings, method="sample")
-        # Once: hashing billions of weights takes a while.
+        # Only once, because hashing billions of weights takes a while.
         self.policy_identity = self.policy_identity or workers.ask(policy_identity)
         label = _label(name, n)
         threshold = choose_threshold(None, card_values(prm)).value
-        named = ("method", "n", "expand", "lookahead", "prm_weight", "max_steps", "seed")
-        about = {"prm": name, "aggregator": settings.how, "threshold": threshold}
-        about |= {setting: getattr(settings, setting) for setting in named}
+        recorded = ("method", "n", "expand", "lookahead", "prm_weight", "max_steps", "seed")
+        about = {"prm": name, "aggregator": settings.effective_aggregator, "threshold": threshold}
+        about |= {setting: getattr(settings, setting) for setting in recorded}
         with contextlib.ExitStack() as stack:
             rounds: list[Rounds] = []
             speed = Speedometer()
@@ -280,10 +282,10 @@ class Experiment:
                 file = self.job.out / FOLDER / f"{file_name(label)}.jsonl"
                 rounds.append(stack.enter_context(Rounds(file, about, done)))
 
-            def hear(event: Finished[SearchResult] | RoundStats | tuple[str, ToldRound]) -> str:
+            def on_event(event: Finished[SearchResult] | RoundStats | tuple[str, RoundRecord]) -> str:
                 if isinstance(event, tuple):
                     rounds[0].add(*event)
-                return speed.hear(event)
+                return speed.update(event)
 
             mapped = self.job.map(
                 functools.partial(search_chunk, settings=settings),
@@ -291,28 +293,28 @@ class Experiment:
                 name=label, verb="searched", unit="problems", workers=workers, kind=SearchResult,
                 chunk=self.recipe.at_once,
                 made_with={"settings": asdict(settings), "policy": self.policy_identity, "prm": prm.name},
-                begin=begin, hear=hear,
+                begin=begin, hear=on_event,
             )  # fmt: skip
-        found = [replace(one, problem=i) for i, one in enumerate(mapped.results.values())]
-        if prm.name and not prm.reads_whole_solutions:  # otherwise a step was scored before its solution was whole
-            # For whoever scores the same solutions with the same PRM.
-            solutions = [(entry.problem, one) for entry in found for one in entry.solutions if one.log_odds]
-            trees = [StepTree.chain(self.problems[problem].text, one.steps) for problem, one in solutions]
-            scores = [TreeScores(prm.outputs, np.array(one.log_odds)) for _, one in solutions]
+        results = [replace(result, problem=i) for i, result in enumerate(mapped.results.values())]
+        if prm.name and not prm.reads_whole_solutions:  # else steps were scored before their solution was complete
+            # Store the scores, so that the same solutions are not scored again with the same PRM.
+            solutions = [(result.problem, found) for result in results for found in result.solutions if found.log_odds]
+            trees = [StepTree.chain(self.problems[problem].text, found.steps) for problem, found in solutions]
+            scores = [TreeScores(prm.outputs, np.array(found.log_odds)) for _, found in solutions]
             ScoreStore(self.store, prm).add([Request.all_of(tree) for tree in trees], scores)
-        return found, mapped.seconds
+        return results, mapped.seconds
 
     def _aggregator(self, prm: Scorer | ScorerFacts) -> Choice[str] | None:
         if isinstance(prm, ScorerFacts) and not prm.name:
             return None
         return choose_aggregator(self.recipe.search.aggregator, card_values(prm))
 
-    def _pool(self, found: Sequence[SearchResult], name: str, n: int, scores: StepScores | None = None) -> Pool:
-        """The pool of what was found, written for `prism rerank`; `scores` replace the solutions' own."""
+    def _write_pool(self, results: Sequence[SearchResult], name: str, n: int, scores: StepScores | None = None) -> Pool:
+        """Write the solutions as a pool for `prism rerank`; `scores` replace the solutions' own."""
         flat = iter(scores or ())
         entries = []
-        for problem, entry in zip(self.problems, found, strict=True):
-            solutions = [solution.in_pool() for solution in entry.solutions]
+        for problem, result in zip(self.problems, results, strict=True):
+            solutions = [solution.to_pool() for solution in result.solutions]
             if scores is not None:
                 own = [next(flat) for _ in solutions]
                 solutions = [
@@ -323,25 +325,28 @@ class Experiment:
         write_pool(self.job.out / "pools" / f"{file_name(_label(name, n))}.jsonl", entries)
         return Pool(tuple(entries))
 
-    def _graded(self, found: Sequence[SearchResult], name: str, n: int) -> GradedPool:
-        pool = self._pool(found, name, n)
+    def _grade(self, results: Sequence[SearchResult], name: str, n: int) -> GradedPool:
+        pool = self._write_pool(results, name, n)
         with progress("judging", 2 * len(pool.solutions)) as advance:
             return grade_pool(pool, self.grader, advance)
 
-    def _select(self, name: str, how: Choice[str] | None, n: int, graded: GradedPool) -> list[int | None]:
-        """Which solution of each problem is selected; written with all grades for `prism view`."""
-        chosen = []
+    def _select(self, name: str, choice: Choice[str] | None, n: int, graded: GradedPool) -> list[int | None]:
+        """Select a solution of each problem, and write the grades and selections for `prism view`."""
+        selected = []
         for i, entry in enumerate(graded.pool.problems):
-            scores = [log_score(one.scores, how.value) if how and one.scores else -np.inf for one in entry.solutions]
+            scores = [
+                log_score(solution.scores, choice.value) if choice and solution.scores else -np.inf
+                for solution in entry.solutions
+            ]
             keys = [None if group < 0 else str(group) for group in graded.groups(i).tolist()]
             passed = graded.passed(i) if graded.has_tests else None
-            chosen.append(SELECTORS[self.recipe.selector](Candidates(keys, np.array(scores), passed)))
+            selected.append(SELECTORS[self.recipe.selector](Candidates(keys, np.array(scores), passed)))
         file = self.job.out / "solutions" / f"{file_name(_label(name, n))}.parquet"
-        write_solutions(file, graded, chosen=chosen)
-        return chosen
+        write_solutions(file, graded, chosen=selected)
+        return selected
 
 
-def _no_prm(_found: Mapping[str, str]) -> None:
+def _no_prm(_folders: Mapping[str, str]) -> None:
     pass
 
 

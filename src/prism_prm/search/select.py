@@ -1,9 +1,9 @@
-"""Select one of N solutions: the best-scored one, or a member of the group of equal answers with the most votes.
+"""Select one of N solutions: the best-scored one, or one from the group of equal answers with the most votes.
 
-Ties: the earlier solution, or the group whose first member comes earlier. A voted group answers with its best-scored
-member. Solutions without an answer cast no vote.
+Ties go to the earlier solution, or to the group whose first member is earlier. A vote selects the best-scored member of
+the winning group. Solutions without an answer cast no vote.
 
-The answer to a code problem is a program; programs that do the same on the public tests are equal.
+The answer to a code problem is a program; programs with the same results on the public tests are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from prism_prm.grading.graders import Judge
 from prism_prm.search.grade_pool import GradedPool, StepScores, log_scores_of
 
 TIE = 1e-9
-"""Sums of weights that differ by less than this, relatively, are equal: the order of adding must not decide a vote."""
+"""Sums of weights with a smaller relative difference are equal, so that the order of addition cannot decide a vote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Vote:
     """The outcome of a vote."""
 
     index: int | None
-    """The solution that gives the answer; None where no solution has one."""
+    """The selected solution; None if no solution has an answer."""
     answer: str | None
     weights: dict[str, float]
-    """The sum of the weights behind each group's key, in order of first sight."""
+    """The sum of the weights of each group, by its key, in order of appearance."""
 
 
 def best_of_n(scores: Sequence[float] | Floats) -> int:
-    """The index of the highest score, the first of equals.
+    """The index of the highest score; of equals, the first.
 
     Args:
         scores: one per solution, on any scale, e.g. logarithms; −inf means "no score".
@@ -57,12 +57,12 @@ def best_of_n(scores: Sequence[float] | Floats) -> int:
 def weighted_vote(
     answers: Sequence[str | None], scores: Sequence[float] | Floats, *, judge: Judge | None = None
 ) -> Vote:
-    """The answer whose solutions' scores have the largest sum; equivalent spellings are one answer.
+    """The answer whose solutions have the largest sum of scores. Equivalent spellings are one answer.
 
     Args:
         answers: one per solution; None casts no vote.
         scores: one per solution, not negative and not logarithms.
-        judge: a `Judge` that keeps its worker processes between votes; by default they are started for this vote alone.
+        judge: a `Judge` to reuse between votes; by default its worker processes are started for each vote.
 
     Example:
         >>> weighted_vote(["1/2", "0.5", "3"], [0.3, 0.3, 0.5]).answer
@@ -72,19 +72,19 @@ def weighted_vote(
         raise DataError(f"a vote needs one score per answer; got {len(scores)} scores for {len(answers)} answers")
     weights = np.asarray(scores, dtype=np.float64)
     if not (np.isfinite(weights) & (weights >= 0)).all():
-        raise DataError(f"the weights of a vote are finite and not negative; got {weights.tolist()}")
-    with contextlib.nullcontext(judge) if judge is not None else Judge() as using:
-        keys = [key.key for key in using.keys(answers)]
+        raise DataError(f"the weights of a vote must be finite and not negative; got {weights.tolist()}")
+    with contextlib.nullcontext(judge) if judge is not None else Judge() as opened:
+        keys = [key.key for key in opened.keys(answers)]
     index = vote(keys, weights)
     return Vote(index, None if index is None else answers[index], _totals(keys, weights))
 
 
 def majority_vote(answers: Sequence[str | None], *, judge: Judge | None = None) -> Vote:
-    """The answer that most solutions give, over equivalent spellings.
+    """The answer of most solutions. Equivalent spellings are one answer.
 
     Args:
         answers: one per solution; None casts no vote.
-        judge: a `Judge` that keeps its worker processes between votes; by default they are started for this vote alone.
+        judge: a `Judge` to reuse between votes; by default its worker processes are started for each vote.
 
     Example:
         >>> majority_vote(["12", "7", "12.0", None]).answer
@@ -102,7 +102,7 @@ def _totals(keys: Sequence[str | None], weights: Floats) -> dict[str, float]:
 
 
 def vote(keys: Sequence[str | None], weights: Floats) -> int | None:
-    """The index of the solution that speaks for the winning group of keys; None where nobody votes."""
+    """The index of the best solution in the winning group of keys; None without votes."""
     totals = _totals(keys, weights)
     if not totals:
         return None
@@ -112,7 +112,7 @@ def vote(keys: Sequence[str | None], weights: Floats) -> int | None:
 
 
 def relative_weights(log_scores: Sequence[float] | Floats) -> Floats:
-    """Weights in proportion to the scores, the largest 1: what a vote needs, without underflow."""
+    """Weights in proportion to the scores, scaled so that the largest is 1, which avoids underflow."""
     values = np.asarray(log_scores, dtype=np.float64)
     top = values.max(initial=-np.inf)
     return np.zeros_like(values) if np.isneginf(top) else np.exp(values - top)
@@ -120,20 +120,20 @@ def relative_weights(log_scores: Sequence[float] | Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """All that a selector may know of some solutions of one problem, one entry each."""
+    """The solutions of one problem, as a selector sees them; one entry per solution."""
 
     keys: Sequence[str | None]
-    """What each votes under; None casts no vote."""
+    """The key of each answer in a vote; None casts no vote."""
     log_scores: Floats
     passed: Bools | None = None
-    """Whether each program passes the public tests; None where an answer is asked for."""
+    """Whether each program passes the public tests; None for problems with an answer."""
 
 
 Selector = Callable[[Candidates], int | None]
 
 
 def after_tests(log_scores: Floats, passed: Bools | None) -> Floats:
-    """Ranks by which programs that pass the public tests come first, and then the better-scored; equals stay equal."""
+    """Ranks in which programs that pass the public tests come first, then higher scores; equal scores stay equal."""
     if passed is None:
         return log_scores
     _, ranks = np.unique(log_scores, return_inverse=True)
@@ -141,43 +141,40 @@ def after_tests(log_scores: Floats, passed: Bools | None) -> Floats:
 
 
 SELECTORS: dict[str, Selector] = {
-    "argmax": lambda given: best_of_n(given.log_scores) if len(given.log_scores) else None,
-    "majority": lambda given: vote(given.keys, np.ones(len(given.log_scores))),
-    "weighted": lambda given: vote(given.keys, relative_weights(given.log_scores)),
-    "public-tests": lambda given: (
-        best_of_n(after_tests(given.log_scores, given.passed)) if len(given.log_scores) else None
-    ),
+    "argmax": lambda some: best_of_n(some.log_scores) if len(some.log_scores) else None,
+    "majority": lambda some: vote(some.keys, np.ones(len(some.log_scores))),
+    "weighted": lambda some: vote(some.keys, relative_weights(some.log_scores)),
+    "public-tests": lambda some: best_of_n(after_tests(some.log_scores, some.passed)) if len(some.log_scores) else None,
 }
-"""How a set of solutions becomes one: the index of a solution, or None."""
+"""Each returns the index of the selected solution, or None."""
 
 
 RULES = {"majority": "majority", "best-of-n": "argmax", "weighted": "weighted", "public-tests": "public-tests"}
-"""A method of the curves → its selector; the first needs no PRM, and the last works with and without one."""
+"""The selector of each curve. The first needs no PRM, and the last works with and without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What one rule selects from all solutions of one problem."""
+    """The solution of one problem that a rule selects from all its solutions."""
 
     problem_id: int
-    """Ordinal of the problem in the pool."""
+    """The index of the problem in the pool."""
     name: str
     problem: str
     rule: str
     """majority, best-of-n, weighted or public-tests."""
     prm: str
-    """Whose scores; "" where none are needed."""
+    """The PRM whose scores are used; "" if none are needed."""
     aggregator: str
     num_solutions: int
-    """How many there were to select from."""
     solution: int | None
-    """Place of the selected one among them; None where there is none, or where none of them votes."""
+    """The index of the selected solution; None if there are no solutions, or no votes."""
     steps: tuple[str, ...]
     answer: str | None
     score: float | None
-    """The PRM's score of the selected solution; None without a PRM, or if it gave none."""
+    """The PRM's score of the selected solution; None without a score."""
     share: float | None
-    """The share of all votes that this answer got; None for Best-of-n and public-tests, and if nobody votes."""
+    """The fraction of votes for this answer; None for Best-of-n and public-tests, or without votes."""
     correct: bool | None
     """None without a reference answer."""
 
@@ -185,34 +182,34 @@ class Selection:
 def select_solutions(
     graded: GradedPool, scores: Mapping[str, StepScores], aggregators: Mapping[str, Choice[str]]
 ) -> tuple[Selection, ...]:
-    """For each problem, the selection of the majority, then of Best-of-n and the weighted vote with each PRM.
+    """Select by the majority vote, and by Best-of-n and the weighted vote with each PRM, for each problem.
 
-    Where programs have public tests, also those that pass them: without a PRM the first, and with it the best-scored.
+    If programs have public tests, also by these: the first program that passes, or with a PRM the best-scored one.
     """
     log_scores = {prm: log_scores_of(steps, aggregators[prm].value) for prm, steps in scores.items()}
     ends = np.cumsum([len(grades) for grades in graded.grades])
-    found: list[Selection] = []
+    selections: list[Selection] = []
     for problem, grades in enumerate(graded.grades):
-        here = slice(ends[problem] - len(grades), ends[problem])
+        own = slice(ends[problem] - len(grades), ends[problem])
         tested = ["public-tests"] * graded.has_tests
-        nothing: StepScores = [None] * len(grades)
-        for rule in ("majority", *tested):
-            found += [_select(graded, problem, rule, "", "", np.zeros(len(grades)), nothing)]
+        no_scores: StepScores = [None] * len(grades)
+        zeros_N = np.zeros(len(grades))
+        selections += [_select(graded, problem, rule, "", "", zeros_N, no_scores) for rule in ("majority", *tested)]
         for prm, values in log_scores.items():
             for rule in ("best-of-n", "weighted", *tested):
-                how = aggregators[prm].value
-                found.append(_select(graded, problem, rule, prm, how, values[here], scores[prm][here]))
-    return tuple(found)
+                aggregator = aggregators[prm].value
+                selections.append(_select(graded, problem, rule, prm, aggregator, values[own], scores[prm][own]))
+    return tuple(selections)
 
 
 def _select(
-    graded: GradedPool, problem: int, rule: str, prm: str, how: str, log_scores_N: Floats, steps_N: StepScores
+    graded: GradedPool, problem: int, rule: str, prm: str, aggregator: str, log_scores_N: Floats, steps_N: StepScores
 ) -> Selection:
     entry, grades = graded.pool.problems[problem], graded.grades[problem]
     keys = [None if grade.group < 0 else str(grade.group) for grade in grades]
     passed = graded.passed(problem) if graded.has_tests else None
     chosen = SELECTORS[RULES[rule]](Candidates(keys, log_scores_N, passed))
-    about = (problem, entry.problem.name, entry.problem.text, rule, prm, how, len(grades), chosen)
+    about = (problem, entry.problem.name, entry.problem.text, rule, prm, aggregator, len(grades), chosen)
     if chosen is None:
         return Selection(*about, (), None, None, None, None)
     grade = grades[chosen]
@@ -226,6 +223,6 @@ def _select(
 
 
 def write_selected(path: str | Path, selections: Sequence[Selection]) -> None:
-    """A line per problem and rule, whole or not at all."""
-    with whole_file(path) as aside, aside.open("wb") as file:
+    """Write a line per problem and rule, atomically."""
+    with whole_file(path) as partial, partial.open("wb") as file:
         file.writelines(msgspec.json.encode(selection) + b"\n" for selection in selections)

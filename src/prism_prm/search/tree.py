@@ -1,4 +1,4 @@
-"""The tree that a search grows for one problem, and its cost."""
+"""The tree that a search grows for one problem, and its result."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class SearchNode:
 
     parent: SearchNode | None
     path: tuple[int, ...]
-    """Child numbers from the root to here: names the random numbers it was sampled with."""
+    """Child numbers from the root to here, which seed the random numbers of its sample."""
     written: Written
     text: str
-    """All that was written up to here, the prompt included."""
+    """The whole text up to here, including the prompt."""
     num_tokens: int
     """Tokens written from the root to here."""
     log_likelihood: float | None
     """The log-likelihood of the whole path."""
     start: int
-    """Where in the text the solution begins, behind the prompt."""
+    """The index in the text at which the solution begins, after the prompt."""
     step: str = ""
-    """The step as a reader sees it; "" where the solution ended without another one."""
+    """The step without surrounding whitespace; "" if the solution ended without another step."""
     probability: float | None = None
-    """P(right) of the step; NaN where the PRM could not score it, None where it was not asked."""
+    """P(right) of the step; NaN if the PRM could not score it, None if it was not scored."""
     log_odds: tuple[float, ...] = ()
-    """The PRM's named log-odds of the step, where it was scored."""
+    """The PRM's named log-odds of the step, if it was scored."""
     number: int = 0
-    """Its place among all steps written for the problem, from 1; 0 for the root."""
+    """Its number among all steps written for the problem, from 1; 0 for the root."""
     num_children: int = 0
     state: Any = field(default=None, repr=False)
     """The policy's state; None once the node is dropped."""
@@ -45,29 +45,29 @@ class SearchNode:
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is nothing to add: the solution ended, or was cut."""
+        """Whether the solution ended, or was cut off."""
         return self.written.ending != "stop"
 
     def nodes(self) -> list[SearchNode]:
-        """The steps from the first to here that say something."""
-        found: list[SearchNode] = []
+        """The steps on the path to here that are not empty."""
+        path: list[SearchNode] = []
         node: SearchNode | None = self
         while node is not None and node.parent is not None:
             if node.step:
-                found.append(node)
+                path.append(node)
             node = node.parent
-        return found[::-1]
+        return path[::-1]
 
     def probabilities(self) -> list[float] | None:
-        """P(right) of every step, or None where the PRM has not scored all of them."""
+        """P(right) of every step; None unless the PRM has scored all of them."""
         values = [node.probability for node in self.nodes()]
         known = [value for value in values if value is not None and not math.isnan(value)]
         return known if known and len(known) == len(values) else None
 
-    def log_score(self, how: str) -> float:
-        """The log of the path's score by an aggregator; −inf without one."""
+    def log_score(self, aggregator: str) -> float:
+        """The log of the path's score; −inf without a score."""
         values = self.probabilities()
-        return -math.inf if values is None else log_score(values, how)
+        return -math.inf if values is None else log_score(values, aggregator)
 
 
 def root(prompt: str) -> SearchNode:
@@ -80,16 +80,16 @@ def child(parent: SearchNode, number: int, written: Written) -> SearchNode:
     total = None
     if parent.log_likelihood is not None and written.log_likelihood is not None:
         total = parent.log_likelihood + written.log_likelihood
-    # The state is the node's alone, so that letting go of it frees the policy's memory.
-    kept, plain = written.state, replace(written, state=None)
+    # Only the node holds the state, so that dropping the node frees the policy's memory.
+    state, stateless = written.state, replace(written, state=None)
     num_tokens = parent.num_tokens + written.num_tokens
     text, start = parent.text + written.text, parent.start
     step = trimmed(written.text, in_code=ends_in_code(parent.text[start:]))
-    return SearchNode(parent, (*parent.path, number), plain, text, num_tokens, total, start, step, state=kept)
+    return SearchNode(parent, (*parent.path, number), stateless, text, num_tokens, total, start, step, state=state)
 
 
 def merge(nodes: Sequence[SearchNode]) -> list[SearchNode]:
-    """Nodes with the same text under the same parent are one candidate: the first of them."""
+    """Merge nodes with the same text and parent into the first of them."""
     return list({(id(node.parent), node.written.text, node.written.ending): node for node in reversed(nodes)}.values())[
         ::-1
     ]
@@ -97,14 +97,14 @@ def merge(nodes: Sequence[SearchNode]) -> list[SearchNode]:
 
 @dataclass(frozen=True, slots=True)
 class FoundSolution:
-    """One solution."""
+    """A solution that a search found."""
 
     steps: tuple[str, ...]
     scores: tuple[float, ...] | None
-    """P(right) of each step; None where the PRM has not scored all of them."""
+    """P(right) of each step; None unless the PRM has scored all of them."""
     tokens: int
     ended: bool
-    """Whether the policy ended it; otherwise it was cut."""
+    """Whether the policy ended it; else it was cut off."""
     log_likelihood: float | None = None
     log_odds: tuple[tuple[float, ...], ...] | None = None
     """The PRM's named log-odds of each step, for the score store."""
@@ -119,18 +119,18 @@ class FoundSolution:
             None if scores is None else tuple(node.log_odds for node in nodes),
         )  # fmt: skip
 
-    def in_pool(self) -> Solution:
-        """As a pool holds it."""
+    def to_pool(self) -> Solution:
+        """The solution as an entry of a pool."""
         return Solution(self.steps, "\n\n".join(self.steps), scores=self.scores, tokens=self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """All that a search found for one problem."""
+    """The result of a search for one problem."""
 
     problem: int
     solutions: tuple[FoundSolution, ...]
     policy_tokens: int
-    """Written by the policy, for beams that were dropped and lookaheads too."""
+    """Tokens written by the policy, including dropped beams and lookaheads."""
     prm_tokens: int
-    """Through the PRM; kept key/values are not counted again."""
+    """Tokens run through the PRM; cached key/values do not count again."""

@@ -26,13 +26,13 @@ from prism_prm.errors import DataError, PrismError
 from prism_prm.evaluate.benchmarks import REDUNDANCY_THRESHOLD, Item, find_benchmark, read_benchmark
 from prism_prm.evaluate.measure import Steps, read_steps
 from prism_prm.evaluate.report import steps_file
-from prism_prm.evaluate.score_files import judgement
+from prism_prm.evaluate.score_files import judgment
 from prism_prm.file_types import read_json, reading_parquet
 from prism_prm.files import JsonLines
 from prism_prm.paths import nearest, own_name, split_name
 from prism_prm.report import plain_json
 from prism_prm.rl.alarm import GREEDY, POINTS, PROXY, SAMPLES, VOTE, first_alarm, gold_of, read_points, read_samples
-from prism_prm.search.rounds import FOLDER, Seen, made_with, outline, read_rounds
+from prism_prm.search.rounds import FOLDER, RecordedSearch, made_with, outline, read_rounds
 from prism_prm.tree import unique_names
 
 T = TypeVar("T")
@@ -273,7 +273,7 @@ def _items(bench: str, measured: Any, results: ShownResults, steps: Steps) -> di
             is_same = tree.content_hash() == steps.item_content[number]
         elif tree is not None:
             own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
-            labels = [judgement(node.label) for node in tree.nodes]
+            labels = [judgment(node.label) for node in tree.nodes]
             is_same = list(tree.parents) == steps.parent[own].tolist() and labels == steps.label[own].tolist()
         if tree is None or not is_same:
             raise DataError(
@@ -471,7 +471,7 @@ def _tree(rounds: Path, pool: Path, table: Path, how: dict[str, Any], number: in
     }  # fmt: skip
 
 
-def _path_scores(seen: Seen, scores: Sequence[float | None], how: dict[str, Any]) -> list[float | None]:
+def _path_scores(seen: RecordedSearch, scores: Sequence[float | None], how: dict[str, Any]) -> list[float | None]:
     """The score of the path up to each step."""
     paths: list[list[float] | None] = [[]]
     values: list[float | None] = []

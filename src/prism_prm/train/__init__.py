@@ -1,1 +1,1 @@
-"""Training: from pairs and a base PRM to a trained one. `train_prm.py` reads from top to bottom."""
+"""Training: from pairs and a base PRM to a trained one. Start with `train_prm.py`."""

@@ -1,9 +1,8 @@
-"""Which pairs make an update. Chosen first, packed later, so that packing never changes what is learned.
+"""Choose the pairs of each update, then pack them. The choice comes first, so packing never changes what is learned.
 
 Pairs of one tree share their prefix, so training several of them together costs little more than one. An update
-therefore takes its pairs in groups from one tree, up to a stated number, and groups from many trees in random order.
-Where a random order would end in many short updates, because some trees have far more pairs than others, the pairs are
-dealt out evenly instead.
+therefore takes a limited group of pairs from each tree, and the groups of many trees in random order. If some trees
+have far more pairs than others, a random order would end in many short updates; then the pairs are dealt out evenly.
 """
 
 from __future__ import annotations
@@ -29,20 +28,19 @@ from prism_prm.train.recipe import Packing
 
 
 def plan_updates(trees_P: NDArray[np.integer], *, per_update: int, per_tree: int, seed: tuple[int, ...]) -> list[Ints]:
-    """One epoch: every pair once, as a list of updates of `per_update` pair indices or, evenly, a few less.
+    """One epoch: every pair once, in updates of `per_update` pair indices, or a few less if they are dealt out evenly.
 
-    `trees_P` names the tree of each pair; at most `per_tree` pairs of an update come from one tree, except for trees
-    that have too many (`over_limit` counts them). The plan depends on these arguments alone, not on packing,
-    micro-batches or the number of processes.
+    `trees_P` is the tree of each pair. At most `per_tree` pairs of an update come from one tree, except for trees that
+    have too many (see `over_limit`). The plan does not depend on packing, micro-batches or the number of processes.
     """
     for name, value in (("per_update", per_update), ("per_tree", per_tree)):
         if value < 1:
             raise ConfigError(f"{name} is {value}: an update needs at least one pair.")
     rng = np.random.default_rng(seed)
     size = min(per_tree, per_update)
-    updates = _filled(tree_groups(trees_P, size, rng), trees_P, per_update, per_tree)
+    updates = _fill_in_order(tree_groups(trees_P, size, rng), trees_P, per_update, per_tree)
     fewest = math.ceil(len(trees_P) / per_update)
-    return updates if len(updates) <= fewest + 1 else _dealt(trees_P, per_update, size, rng)
+    return updates if len(updates) <= fewest + 1 else _deal_evenly(trees_P, per_update, size, rng)
 
 
 def tree_groups(trees_P: NDArray[np.integer], size: int, rng: np.random.Generator) -> list[Ints]:
@@ -59,19 +57,19 @@ def _by_tree(trees_P: NDArray[np.integer], rng: np.random.Generator) -> list[Int
     return [tree for tree in np.split(order, starts[1:]) if len(tree)]
 
 
-def _filled(groups: Sequence[Ints], trees_P: NDArray[np.integer], per_update: int, per_tree: int) -> list[Ints]:
-    """Groups in their order; what a tree has beyond its share of an update goes into the next ones."""
+def _fill_in_order(groups: Sequence[Ints], trees_P: NDArray[np.integer], per_update: int, per_tree: int) -> list[Ints]:
+    """Fill updates with groups in their order; pairs of a tree beyond its limit wait for the next updates."""
     queues: dict[int, deque[tuple[int, Ints]]] = {}
-    for place, group in enumerate(groups):
-        queues.setdefault(int(trees_P[group[0]]), deque()).append((place, group))
-    first = [(queue[0][0], tree) for tree, queue in queues.items()]  # a tree by the place of its first group: a heap
+    for index, group in enumerate(groups):
+        queues.setdefault(int(trees_P[group[0]]), deque()).append((index, group))
+    heap = [(queue[0][0], tree) for tree, queue in queues.items()]  # trees by the index of their first group
     updates: list[Ints] = []
-    while first:
+    while heap:
         update: list[Ints] = []
         room, taken = per_update, Counter[int]()
-        has_its_share: list[tuple[int, int]] = []
-        while first and room:
-            place, tree = heapq.heappop(first)
+        at_limit: list[tuple[int, int]] = []
+        while heap and room:
+            index, tree = heapq.heappop(heap)
             queue = queues[tree]
             group = queue.popleft()[1]
             count = min(room, per_tree - taken[tree], len(group))
@@ -79,20 +77,22 @@ def _filled(groups: Sequence[Ints], trees_P: NDArray[np.integer], per_update: in
             room -= count
             taken[tree] += count
             if count < len(group):
-                queue.appendleft((place, group[count:]))
+                queue.appendleft((index, group[count:]))
             if queue and taken[tree] < per_tree:
-                heapq.heappush(first, (queue[0][0], tree))
+                heapq.heappush(heap, (queue[0][0], tree))
             elif queue:
-                has_its_share.append((queue[0][0], tree))
-        for item in has_its_share:
-            heapq.heappush(first, item)
+                at_limit.append((queue[0][0], tree))
+        for item in at_limit:
+            heapq.heappush(heap, item)
         updates.append(np.concatenate(update))
     return updates
 
 
-def _dealt(trees_P: NDArray[np.integer], per_update: int, size: int, rng: np.random.Generator) -> list[Ints]:
-    """Tree after tree in blocks of `size`, a block to each update in turn, so that a tree meets none of them twice
-    before it has been in all; the updates in random order."""
+def _deal_evenly(trees_P: NDArray[np.integer], per_update: int, size: int, rng: np.random.Generator) -> list[Ints]:
+    """Deal blocks of `size` pairs, tree by tree, to the updates in turn; then shuffle the updates.
+
+    A tree gets a second block in an update only after it has one in every update.
+    """
     trees = _by_tree(trees_P, rng)
     order = np.concatenate([trees[i] for i in rng.permutation(len(trees))])
     num_blocks = math.ceil(len(order) / size)
@@ -103,7 +103,7 @@ def _dealt(trees_P: NDArray[np.integer], per_update: int, size: int, rng: np.ran
 
 
 def over_limit(trees_P: NDArray[np.integer], updates: Sequence[Ints], per_tree: int) -> tuple[int, int]:
-    """How many trees have more than `per_tree` pairs in an update, and how many pairs that is at most."""
+    """The number of trees with more than `per_tree` pairs in some update, and the maximum of pairs; (0, 0) if none."""
     over: set[int] = set()
     most = 0
     for update in updates:
@@ -114,7 +114,7 @@ def over_limit(trees_P: NDArray[np.integer], updates: Sequence[Ints], per_tree: 
 
 
 def share(weights: NDArray[np.float64], ranks: int) -> Ints:
-    """The rank of each group of work, so that the ranks' loads are even: heaviest first, to the lightest rank."""
+    """The rank of each part so that loads are even: the heaviest part first, to the rank with the least load."""
     load = np.zeros(ranks)
     owner = np.empty(len(weights), dtype=np.int64)
     for i in np.argsort(-weights, kind="stable"):
@@ -124,21 +124,21 @@ def share(weights: NDArray[np.float64], ranks: int) -> Ints:
 
 
 Read = tuple[int, int]
-"""(number of the row, node): one score."""
+"""(row number, node): one score."""
 
 MUCH_PADDING = 1.1
-"""Padded tokens per token from which rows are joined instead."""
+"""If padded rows have more than this many times their tokens, rows are joined instead."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that belong together, and where in them each example is read."""
+    """Rows that must be in the same micro-batch, and where each example is read in them."""
 
     rows: tuple[Row, ...]
     examples: tuple[int, ...]
     """Indices into the round's examples."""
     reads: tuple[tuple[Read, ...], ...]
-    """Per example its reads: chosen and rejected, or the labelled step alone."""
+    """The reads of each example: chosen and rejected, or the labeled step alone."""
 
     @property
     def length(self) -> int:
@@ -156,14 +156,14 @@ class MicroBatch:
     batch: PackedBatch
     examples: Ints
     reads_NK: Tensor
-    """Per example the indices of its reads in the batch."""
+    """The indices of each example's reads in the batch."""
     weight: float
-    """0 where the pass only keeps step with other processes, else 1."""
+    """1, or 0 for a pass that only keeps this process in step with the others."""
 
 
 @dataclass(frozen=True)
 class RowLimits:
-    """How long rows may be; see `packing.pack`."""
+    """The limits of `packing.pack` on rows."""
 
     tokens: int
     pair_cost: float = 0.0
@@ -175,7 +175,7 @@ class RowLimits:
 def parts_of_update(
     examples: Examples, update: Ints, family: Layout, packing: Packing, limits: RowLimits
 ) -> list[Part]:
-    """The update's examples, laid out tree by tree: the same list on every process."""
+    """The rows of an update's examples, tree by tree; the list is the same on every process."""
     parts: list[Part] = []
     number = 0
     for tree_id in np.unique(examples.tree[update]):
@@ -194,8 +194,8 @@ def parts_of_update(
 def _lay_out(
     tree: EncodedTree, groups: Sequence[tuple[int, ...]], packing: Packing, limits: RowLimits
 ) -> Iterator[tuple[Sequence[Row], dict[int, tuple[Read, ...]]]]:
-    """Rows that belong together, and for each group in them (by its index) where its nodes are read."""
-    if packing == "tree":  # all groups share the tree's prefix; a tree too big for a row is split between groups
+    """The rows of each part, and where the nodes of each group (by its index) are read."""
+    if packing == "tree":  # all groups share the tree's prefix; a tree too long for one row is split between groups
         left = dict(enumerate(groups))
         for row in limits.rows(tree, groups):
             nodes = {node for _, node in row.owners}
@@ -207,14 +207,15 @@ def _lay_out(
     for i, group in enumerate(groups):
         if packing == "pair":  # the two steps of a pair share their prefix
             yield limits.rows(tree, [group]), {i: tuple((0, node) for node in group)}
-        else:  # every step is a sequence of its own: the slow, obvious way
+        else:  # every step is a sequence of its own
             yield [limits.rows(tree, [(node,)])[0] for node in group], {i: tuple(enumerate(group))}
 
 
-def arranged(module: PrmModule, rows: Sequence[Row], tokens: int) -> Sequence[Row]:
-    """Rows as they are batched for the module's attention: for flex several to a row of whole blocks, else padded.
+def arrange_rows(module: PrmModule, rows: Sequence[Row], tokens: int) -> Sequence[Row]:
+    """Join rows if that is cheaper for the module's attention than padding them.
 
-    Where attention pays only for what is seen, rows of uneven length are put behind each other, too: padding is work.
+    Flex attention always joins them. Attention in blocks costs only what each token sees, so it joins rows of uneven
+    length to save the padding.
     """
     padded = len(rows) * max(map(len, rows))
     if module.attention == "flex" or (module.in_blocks and padded > MUCH_PADDING * sum(map(len, rows))):
@@ -225,10 +226,10 @@ def arranged(module: PrmModule, rows: Sequence[Row], tokens: int) -> Sequence[Ro
 def batch_maker(
     module: PrmModule, tokens: int, cache: LowerCache | None = None
 ) -> Callable[[Sequence[Row]], PackedBatch]:
-    """How rows become a batch for the module's attention."""
+    """A function that collates rows for the module's attention."""
 
     def make(rows: Sequence[Row]) -> PackedBatch:
-        rows = arranged(module, rows, tokens)
+        rows = arrange_rows(module, rows, tokens)
         batch = module.collate(rows)
         return batch if cache is None else cache.attach(batch, rows)
 
@@ -236,36 +237,36 @@ def batch_maker(
 
 
 def passes(parts: Sequence[Part], tokens: int, ranks: int = 1) -> list[list[tuple[list[Part], float]]]:
-    """For each process its (parts, weight) per micro-batch; every process has the same number.
+    """The (parts, weight) of each micro-batch of each process; every process has the same number.
 
-    A process without work repeats the shortest part without weight, since gradients are averaged in step.
+    A process without work runs the shortest part with weight 0, because gradients are averaged in step.
     """
     owner = share(np.array([part.tokens for part in parts], dtype=np.float64), ranks)
-    own: list[list[Part]] = [[] for _ in range(ranks)]
-    for part, who in zip(parts, owner.tolist(), strict=True):
-        own[who].append(part)
-    plans = [_batched(some, tokens) for some in own]
+    by_rank: list[list[Part]] = [[] for _ in range(ranks)]
+    for part, rank in zip(parts, owner.tolist(), strict=True):
+        by_rank[rank].append(part)
+    plans = [_batch_by_length(own_parts, tokens) for own_parts in by_rank]
     idle = [min(parts, key=lambda part: part.tokens)]
     most = max(map(len, plans))
-    return [[(some, 1.0) for some in plan] + [(idle, 0.0)] * (most - len(plan)) for plan in plans]
+    return [[(batch, 1.0) for batch in plan] + [(idle, 0.0)] * (most - len(plan)) for plan in plans]
 
 
 def micro_batches(
     parts: Sequence[Part], make: Callable[[Sequence[Row]], PackedBatch], tokens: int, rank: int = 0, ranks: int = 1
 ) -> list[MicroBatch]:
     """The micro-batches of one process, of at most `tokens` padded tokens each; every process has the same number."""
-    found = []
-    for some, weight in passes(parts, tokens, ranks)[rank]:
-        batch = make([row for part in some for row in part.rows])
-        at = read_index(batch)
-        reads = [[at[read] for read in group] for part in some for group in part.reads]
-        examples = np.array([i for part in some for i in part.examples], dtype=np.int64)
-        found.append(MicroBatch(batch, examples, torch.tensor(reads), weight))
-    return found
+    batches = []
+    for own_parts, weight in passes(parts, tokens, ranks)[rank]:
+        batch = make([row for part in own_parts for row in part.rows])
+        index = read_index(batch)
+        reads = [[index[read] for read in group] for part in own_parts for group in part.reads]
+        examples = np.array([i for part in own_parts for i in part.examples], dtype=np.int64)
+        batches.append(MicroBatch(batch, examples, torch.tensor(reads), weight))
+    return batches
 
 
-def _batched(parts: Sequence[Part], tokens: int) -> list[list[Part]]:
-    """Parts of similar length together, longest first."""
+def _batch_by_length(parts: Sequence[Part], tokens: int) -> list[list[Part]]:
+    """Batch parts of similar length, the longest first."""
     batches: list[list[Part]] = []
     rows = length = 0
     for part in sorted(parts, key=lambda part: -part.length):
@@ -279,10 +280,10 @@ def _batched(parts: Sequence[Part], tokens: int) -> list[list[Part]]:
 
 
 def too_long(examples: Examples, family: Layout, context: int) -> Ints:
-    """The examples with a step whose path is longer than the model's context."""
-    found = []
+    """The indices of examples with a step whose path is longer than the model's context."""
+    long = []
     for indices in examples.by_tree():
         tree, groups = as_one_tree(examples, indices)
         encoded = encode_tree(tree, family)
-        found += [i for i, group in zip(indices, groups, strict=True) if max(map(encoded.path_tokens, group)) > context]
-    return np.array(sorted(found), dtype=np.int64)
+        long += [i for i, group in zip(indices, groups, strict=True) if max(map(encoded.path_tokens, group)) > context]
+    return np.array(sorted(long), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Logs of a run: log.jsonl always, TensorBoard and Weights & Biases if the recipe says so."""
+"""Logs of a run: log.jsonl, and TensorBoard or Weights & Biases if `report_to` names them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
 
 SENT = ("loss", "lr", "grad_norm", "tokens", "seconds")
-"""What of an update's line the trackers draw."""
+"""The values of an update that go to the trackers."""
 
 
 def check_reporters(report_to: tuple[str, ...]) -> None:
-    """Whether what the recipe reports to is installed: asked before hours of work, not after."""
+    """Raise if a tracker of the recipe is not installed, before hours of work."""
     if "wandb" in report_to and importlib.util.find_spec("wandb") is None:
         raise MissingExtraError("wandb", "wandb")
 
 
 class RunLog:
-    """One line per update; lines of updates that a killed run had not saved are removed when it resumes.
+    """One line per update. On resume, lines after the last checkpoint are removed.
 
-    Trackers count updates over all rounds. They start with their first value; TensorBoard does not draw later updates
-    that an earlier start of the run sent.
+    Trackers count updates over all rounds, and start with the first value. TensorBoard purges points that were logged
+    after the last checkpoint.
     """
 
     def __init__(self, folder: Path, report_to: tuple[str, ...], settings: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ class RunLog:
         self._trackers: list[GeneralTracker] | None = None
 
     def resume(self, round_name: str, updates_done: int) -> None:
-        """Forget lines of this round from `updates_done` on."""
+        """Remove the lines of this round from update `updates_done` on."""
         lines = self._lines.read()
         kept = [line for line in lines if line["round"] != round_name or line["update"] < updates_done]
         if len(kept) < len(lines):
@@ -45,13 +45,13 @@ class RunLog:
         self._step = len(kept)
 
     def update(self, line: dict[str, Any]) -> None:
-        """Note one update."""
+        """Log one update."""
         self._lines.append(line)
         self._send({f"train/{key}": line[key] for key in SENT})
         self._step += 1
 
-    def validated(self, metrics: Mapping[str, Any]) -> None:
-        """Note what the PRM was measured to be after the updates so far."""
+    def validation(self, metrics: Mapping[str, Any]) -> None:
+        """Log the validation metrics after the updates so far."""
         self._send({f"validation/{key}": value for key, value in metrics.items()})
 
     def close(self) -> None:
@@ -69,9 +69,9 @@ class RunLog:
             if "wandb" in self._report_to:
                 from accelerate.tracking import WandBTracker
 
-                name, place = self._folder.name, str(self._folder)
+                name, folder = self._folder.name, str(self._folder)
                 self._trackers.append(
-                    WandBTracker("prism-prm", name=name, dir=place, config=self._settings, resume="allow")
+                    WandBTracker("prism-prm", name=name, dir=folder, config=self._settings, resume="allow")
                 )
             for tracker in self._trackers:
                 tracker.start()

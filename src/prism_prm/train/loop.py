@@ -1,8 +1,8 @@
-"""One round of training: updates over planned examples, with checkpoints from which a killed run resumes.
+"""One round of training: the update loop, and the checkpoints from which a killed run resumes.
 
-This is a short loop on accelerate and not a transformers.Trainer: an update here is a stated number of PAIRS, however
-they are packed, micro-batched or spread over processes; a non-finite loss must stop the run before it touches the
-weights; and checkpoints must appear whole or not at all. Trainer counts sequences per device, hides NaN by default and
+This is a short loop on accelerate, not a transformers.Trainer, for three reasons. An update is a fixed number of PAIRS,
+however they are packed, micro-batched or spread over processes. A non-finite loss must stop the run before it changes
+the weights. And a checkpoint must be complete or absent. Trainer counts sequences per device, hides NaN by default and
 writes checkpoints in place.
 """
 
@@ -32,7 +32,7 @@ from prism_prm.files import whole_folder
 from prism_prm.losses import Objective
 from prism_prm.models.packing import Layout, PackedBatch, Row
 from prism_prm.train.batches import RowLimits, micro_batches, over_limit, parts_of_update, plan_updates
-from prism_prm.train.model import is_sharded, placed_like, to_training, whole
+from prism_prm.train.model import is_sharded, place_like, set_training_mode, whole
 from prism_prm.train.recipe import TrainSettings
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 STATE_FILE = "progress.json"
 FILE_BYTES = 2**31
-"""About how large a file gets: the main process holds one file's tensors at a time."""
+"""The approximate size of a file. The main process holds the tensors of one file at a time."""
 
 
 class Checkpoints:
-    """The checkpoints in a folder. All processes call every method."""
+    """The checkpoints in a folder. All processes must call every method."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
@@ -59,7 +59,7 @@ class Checkpoints:
         return sorted(self.folder.glob("update-*")) if self.folder.is_dir() else []
 
     def updates_done(self) -> int:
-        """The updates that need not be made again."""
+        """The number of updates in the newest checkpoint."""
         last = self.last()
         return 0 if last is None else int(_read_progress(last)["updates_done"])
 
@@ -67,35 +67,32 @@ class Checkpoints:
         self, done: int, plan: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, accelerator: Accelerator
     ) -> None:
         """Write a checkpoint, then remove older ones."""
-        place = self.folder / f"update-{done:06d}"
         is_main = accelerator.is_main_process
         if is_main:
-            for unfinished in self.folder.glob(".update-*.part"):  # of a killed run
+            for unfinished in self.folder.glob(".update-*.part"):  # left by a killed run
                 shutil.rmtree(unfinished, ignore_errors=True)
-        with whole_folder(place) if is_main else contextlib.nullcontext() as aside:
-            files = _write(model, optimizer, aside)
-            if aside:
+        with whole_folder(self.folder / f"update-{done:06d}") if is_main else contextlib.nullcontext() as partial:
+            files = _write_state(model, optimizer, partial)
+            if partial:
                 progress = {"updates_done": done, "plan": plan, "files": files}
-                (aside / STATE_FILE).write_text(json.dumps(progress))
+                (partial / STATE_FILE).write_text(json.dumps(progress))
         if is_main:
             for old in self._all()[: -self.keep]:
                 shutil.rmtree(old)
         accelerator.wait_for_everyone()
 
     def load(self, plan: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Load the newest one's weights and optimizer; gives the number of updates that were made."""
+        """Load weights and optimizer from the newest checkpoint. Returns its number of updates; 0 without one."""
         last = self.last()
         if last is None:
             return 0
         progress = _read_progress(last)
         if progress["plan"] != plan:
-            raise PrismError(
-                f"{last}: made for other pairs or settings; remove {self.folder} to start the round again."
-            )
+            raise PrismError(f"{last}: made for other pairs or settings. Remove {self.folder} to restart the round.")
         try:
-            _read(last, progress["files"], model, optimizer)
+            _read_state(last, progress["files"], model, optimizer)
         except (OSError, SafetensorError, ValueError) as error:
-            raise _foreign(last, error) from error
+            raise _unreadable(last, error) from error
         return int(progress["updates_done"])
 
 
@@ -103,10 +100,11 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _write(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path | None) -> int:
-    """Write all that an update changes, and count the files; a process without a folder only gives its parts.
+def _write_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path | None) -> int:
+    """Write all tensors that an update changes. Returns the number of files.
 
-    The order is the same on every process: `name` of a weight, then `name key` of its optimizer state.
+    A process without a folder only contributes its shards. The order is the same on every process: `name` of a weight,
+    then `name key` of its optimizer state.
     """
     held: dict[str, torch.Tensor] = {}
     num_files = 0
@@ -131,7 +129,7 @@ def _write(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Pat
 
 
 @torch.no_grad()
-def _read(folder: Path, num_files: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _read_state(folder: Path, num_files: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     paths = sorted(folder.glob("state-*.safetensors"))
     if len(paths) != num_files:
         raise ValueError(f"{len(paths)} of {num_files} files")
@@ -144,9 +142,9 @@ def _read(folder: Path, num_files: int, model: torch.nn.Module, optimizer: torch
                 continue
             parameter = trained[name]
             if not key:
-                parameter.copy_(placed_like(value, parameter))
-            else:  # AdamW keeps its count of updates on the CPU
-                optimizer.state[parameter][key] = value if key == "step" else placed_like(value, parameter)
+                parameter.copy_(place_like(value, parameter))
+            else:  # AdamW keeps its step count on the CPU
+                optimizer.state[parameter][key] = value if key == "step" else place_like(value, parameter)
     if found != trained.keys():
         raise ValueError(f"it has other weights, e.g. {min(found ^ trained.keys())}")
 
@@ -154,29 +152,30 @@ def _read(folder: Path, num_files: int, model: torch.nn.Module, optimizer: torch
 def _read_progress(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / STATE_FILE
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {"updates_done": int(found["updates_done"]), "plan": found["plan"], "files": int(found["files"])}
+        read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {"updates_done": int(read["updates_done"]), "plan": read["plan"], "files": int(read["files"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise _foreign(checkpoint, error) from None
+        raise _unreadable(checkpoint, error) from None
 
 
-def _foreign(checkpoint: Path, error: Exception) -> PrismError:
+def _unreadable(checkpoint: Path, error: Exception) -> PrismError:
     return PrismError(
-        f"{checkpoint}: not what `prism train` writes there ({error}); remove {checkpoint} to resume without it."
+        f"{checkpoint}: not a checkpoint of `prism train`, or damaged ({error}). Remove {checkpoint} to resume without "
+        "it."
     )
 
 
 class NotFiniteError(PrismError):
-    """Training met a loss or gradient that is not a number; the weights of the last checkpoint are good."""
+    """A loss or gradient is not finite. The weights of the last checkpoint are good."""
 
 
 @dataclass
 class TrainingRound:
-    """What one round works with; `run` trains it to its end."""
+    """One round of training; `run` trains it to its end."""
 
     name: str
     model: torch.nn.Module
-    """As the optimizer sees it: a PRM's module, perhaps wrapped by peft or sharded."""
+    """A PRM's module, perhaps wrapped by peft or sharded."""
     family: Layout
     make_batch: Callable[[Sequence[Row]], PackedBatch]
     limits: RowLimits
@@ -185,11 +184,11 @@ class TrainingRound:
     settings: TrainSettings
     seed: tuple[int, ...]
     folder: Path
-    """Where its checkpoints are."""
+    """The folder of its checkpoints."""
     on_update: Callable[[dict[str, Any]], None] = lambda _: None
     """Called on the main process after every update with its log line."""
     on_resume: Callable[[int], None] = lambda _: None
-    """Called with the number of updates that are already done."""
+    """Called before the first update with the number of updates in the checkpoint."""
     updates: list[Ints] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -206,21 +205,21 @@ class TrainingRound:
             )
         ]
 
-    def broken_limit(self) -> str:
-        """What is to be said of a limit per tree that the updates do not keep, or ""."""
+    def describe_exceeded_limit(self) -> str:
+        """A note if some trees exceed the limit per update, else ""."""
         limit = self.settings.max_pairs_per_tree_per_update
         over, most = over_limit(self.examples.tree, self.updates, limit)
         if not over:
             return ""
         return (
             f"train.max_pairs_per_tree_per_update = {limit} cannot be met in updates of even size: {over} trees have "
-            f"too many examples, up to {most} of one tree in an update"
+            f"too many examples, up to {most} from one tree in an update"
         )
 
     def run(self, accelerator: Accelerator) -> None:
         """Train the model, or resume from the last checkpoint."""
         settings = self.settings
-        to_training(self.model)
+        set_training_mode(self.model)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
             trained, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
@@ -234,7 +233,7 @@ class TrainingRound:
             started = time.perf_counter()
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr_at(number, len(self.updates))
-            with seeded(chance_of(self.seed, number, accelerator.process_index), accelerator.device):
+            with seeded(dropout_seed(self.seed, number, accelerator.process_index), accelerator.device):
                 line = self._update(accelerator, model, optimizer, number)
             line |= {"lr": group["lr"], "seconds": time.perf_counter() - started}
             if accelerator.is_main_process:
@@ -242,15 +241,15 @@ class TrainingRound:
             if (number + 1) % settings.checkpoint_every == 0 and number + 1 < len(self.updates):
                 self.checkpoints.save(number + 1, self._plan_hash, self.model, optimizer, accelerator)
 
-    def resumed(self) -> str:
-        """Where a run that is stopped now will be resumed."""
+    def resume_point(self) -> str:
+        """Where a run that is stopped now will resume."""
         done = self.checkpoints.updates_done()
         if not done:
             return f"from the beginning of round {self.name}"
         return f"from update {done:,} of {len(self.updates):,} of round {self.name}"
 
     def _update(self, accelerator: Accelerator, model: Any, optimizer: Any, number: int) -> dict[str, Any]:
-        """One update; raises before the weights change if its loss or gradient is not a number."""
+        """Make one update, and return its log line. Raises before the weights change if a value is not finite."""
         settings, update, device = self.settings, self.updates[number], accelerator.device
         parts = parts_of_update(self.examples, update, self.family, settings.pack, self.limits)
         batches = micro_batches(
@@ -258,10 +257,10 @@ class TrainingRound:
         )
         total = 0.0
         for i, micro in enumerate(batches):
-            # Copies of the weights sum their gradients once per update. Sharded ones after every pass: gradients kept
-            # back would be whole on every process, and need more memory than sharding saves.
-            at_once = is_sharded(model) or i == len(batches) - 1
-            with contextlib.nullcontext() if at_once else accelerator.no_sync(model):
+            # Copies of the model sum their gradients once per update. Sharded models sum them after every pass:
+            # unsynchronized gradients would be whole on every process, and need more memory than sharding saves.
+            is_synced = is_sharded(model) or i == len(batches) - 1
+            with contextlib.nullcontext() if is_synced else accelerator.no_sync(model):
                 log_odds_R = model(micro.batch.to(device))[:, 0]
                 read_NK = log_odds_R[micro.reads_NK.to(device)]
                 if self.examples.labels is None:
@@ -270,7 +269,7 @@ class TrainingRound:
                     labels_N = torch.as_tensor(self.examples.labels[micro.examples], dtype=read_NK.dtype, device=device)
                     loss_N = self.objective.of_steps(read_NK[:, 0], labels_N)
                 bad_N = ~torch.isfinite(loss_N.detach())
-                if bad_N.any():  # the launcher then ends the other processes
+                if bad_N.any():  # the launcher then stops the other processes
                     bad = self.examples.ids[micro.examples[bad_N.cpu().numpy()]]
                     raise self._not_finite(number, f"loss {loss_N[bad_N][0].item()}", bad)
                 # Processes average their gradients; the update's loss is the mean over all its examples.
@@ -291,9 +290,9 @@ class TrainingRound:
         }  # fmt: skip
 
     def _not_finite(self, number: int, what: str, ids: Ints) -> NotFiniteError:
-        kind = "pairs" if self.examples.labels is None else "labelled steps"
+        kind = "pairs" if self.examples.labels is None else "labeled steps"
         last = self.checkpoints.last()
-        kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet and starts again"
+        kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet"
         return NotFiniteError(
             f"round {self.name}, update {number}: {what}, from the {kind} {ids[:20].tolist()}. {kept}. "
             'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), in a new run (another --out).'
@@ -308,14 +307,14 @@ class TrainingRound:
         return digest.hexdigest()
 
 
-def chance_of(seed: tuple[int, ...], update: int, process: int) -> int:
-    """The seed of an update's dropout: a formula, so nothing to resume."""
+def dropout_seed(seed: tuple[int, ...], update: int, process: int) -> int:
+    """The seed of an update's dropout. It is a formula, so checkpoints need no RNG state."""
     return int(np.random.SeedSequence((*seed, update, process)).generate_state(1, np.uint64)[0])
 
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Chance from a seed, within the block alone."""
+    """Seed torch's random numbers inside the block, and restore them afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

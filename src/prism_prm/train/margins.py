@@ -1,4 +1,4 @@
-"""Scores of pairs and labelled steps, from the score store; margins are those scores joined with the pairs."""
+"""Scores of pairs and labeled steps, through the score store, and the margins of pairs."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ TREES_PER_FILL = 16
 
 
 def fill_cache(prm: PRM, examples: Examples, *, share: Share | None = None, advance: Advance = ignore) -> None:
-    """Cache the frozen layers' activations of the examples; `advance` is called with finished examples."""
+    """Cache the frozen layers' activations of the examples; `advance` counts finished examples."""
     share = share or Share()
     by_tree = examples.by_tree()
     for number, start in enumerate(range(0, len(by_tree), TREES_PER_FILL)):
-        some = by_tree[start : start + TREES_PER_FILL]
+        chunk = by_tree[start : start + TREES_PER_FILL]
         if number % share.world == share.rank:
-            offers = [as_one_tree(examples, indices) for indices in some]
-            prm.fill_cache([tree for tree, _ in offers], [_nodes(groups) for _, groups in offers])
-        advance(sum(map(len, some)))
+            trees = [as_one_tree(examples, indices) for indices in chunk]
+            prm.fill_cache([tree for tree, _ in trees], [_nodes(groups) for _, groups in trees])
+        advance(sum(map(len, chunk)))
     share.wait()
 
 
@@ -60,22 +60,22 @@ def score_examples(
     share: Share | None = None,
     advance: Advance = ignore,
 ) -> Floats:
-    """log-odds_NK of the nodes of each example: chosen and rejected, or the labelled step alone.
+    """log-odds_NK of the nodes of each example: chosen and rejected, or the labeled step alone.
 
-    All candidates of a tree are scored in one packed pass; `advance` is called with finished trees.
+    All candidates of a tree are scored in one packed pass; `advance` counts finished trees.
     """
     by_tree = examples.by_tree()
     trees, groups = zip(*(as_one_tree(examples, indices) for indices in by_tree), strict=True) if by_tree else ((), ())
-    requests = [Request(tree, _nodes(some)) for tree, some in zip(trees, groups, strict=True)]
+    requests = [Request(tree, _nodes(tree_groups)) for tree, tree_groups in zip(trees, groups, strict=True)]
     log_odds_NK = np.empty((len(examples), 2 if examples.labels is None else 1))
-    found = store.score(requests, share=share, advance=advance)
-    for indices, nodes, scores in zip(by_tree, groups, found, strict=True):
+    scored = store.score(requests, share=share, advance=advance)
+    for indices, nodes, scores in zip(by_tree, groups, scored, strict=True):
         log_odds_NK[indices] = scores.log_odds_NO[np.array(nodes), 0]
     return log_odds_NK
 
 
 def margins_of(log_odds_N2: Floats) -> Floats:
-    """r⁺ − r⁻ of each pair, on probabilities."""
+    """r⁺ − r⁻ of each pair, as a difference of probabilities."""
     chosen_N, rejected_N = log_odds_N2.T
     return np.asarray(sigmoid(chosen_N) - sigmoid(rejected_N))
 
@@ -85,9 +85,9 @@ class Margins:
     """The margins of pairs, in the order of their ids."""
 
     margin_N: Floats
-    """r⁺ − r⁻: how far the PRM puts the right step above the wrong one."""
+    """r⁺ − r⁻: how far the PRM scores the right step above the wrong one."""
     kind_N: np.ndarray
-    """annotated, lookahead, …"""
+    """The kind of each pair: annotated, lookahead, …"""
 
 
 def measure_margins(
@@ -107,10 +107,10 @@ def measure_margins(
         out: the table to write (Parquet), keyed by pair id and model hash.
         split: use only pairs of this split; default: all.
         store: a folder of scores to reuse and extend.
-        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
+        prm_options: how to load PRMs given as folders or hub ids, the settings of critics, and a Ray cluster.
 
     Example:
-        >>> summary = build_pairs("labelled.jsonl", "pairs")
+        >>> summary = build_pairs("labeled.jsonl", "pairs")
         >>> found = measure_margins("my-prm", "pairs", "margins.parquet")
         >>> len(found.margin_N) == summary["pairs"]["total"]
         True
@@ -121,25 +121,25 @@ def measure_margins(
     with (
         locked_file(out),
         opened_prm(prm, prm_options) as model,
-        store_for(out, model, store) as filed,
+        store_for(out, model, store) as scores,
         progress("margins", len(examples.by_tree()), unit="trees") as advance,
     ):
-        log_odds_N2 = score_examples(filed, examples, advance=advance)
+        log_odds_N2 = score_examples(scores, examples, advance=advance)
         write_margins(out, examples, log_odds_N2, model.model_hash())
     return Margins(margins_of(log_odds_N2), data.kinds)
 
 
 def write_margins(path: str | Path, pairs: Examples, log_odds_N2: Floats, model_hash: str) -> None:
-    """The margins table of pairs."""
+    """Write the margins of pairs as a Parquet table."""
     columns = [pairs.ids, *log_odds_N2.T, margins_of(log_odds_N2)]
+    arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]
     hashes = pa.array([model_hash] * len(pairs), pa.string()).dictionary_encode()
-    table = pa.Table.from_arrays([*(pa.array(np.ascontiguousarray(one)) for one in columns), hashes], schema=MARGINS)
-    with whole_file(path) as aside:
-        pq.write_table(table, aside)
+    with whole_file(path) as partial:
+        pq.write_table(pa.Table.from_arrays([*arrays, hashes], schema=MARGINS), partial)
 
 
 def histogram(margins: Floats, kinds: np.ndarray, width: float = 0.05) -> dict[str, Any]:
-    """Pairs per kind in equal bins of the margin from −1 to 1."""
+    """The number of pairs of each kind in equal bins of the margin from −1 to 1."""
     edges = np.round(np.linspace(-1, 1, round(2 / width) + 1), 6)
     counts = {kind: np.histogram(margins[kinds == kind], edges)[0].tolist() for kind in sorted(set(kinds.tolist()))}
     return {"edges": edges.tolist(), "counts": counts}

@@ -1,7 +1,7 @@
-"""A recipe: everything that decides a run, in one TOML file; this module needs no torch.
+"""The recipe of `prism train`: all settings of a run in one TOML file. This module does not import torch.
 
-[data.read] is documented in data/formats.py, [data.pairs] in data/pair_rules.py, [objective] in losses.py, [curriculum]
-in curriculum.py, and the rest here.
+[data.read] is defined in data/formats.py, [data.pairs] in data/pair_rules.py, [objective] in losses.py, [curriculum] in
+curriculum.py, and all other sections here.
 """
 
 from __future__ import annotations
@@ -32,22 +32,21 @@ Decay = Annotated[float, Range(0, below=1)]
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Section [train]: how the objective is minimised. Every round starts with a fresh optimiser and schedule."""
+    """Section [train]: how the objective is minimized. Every round starts with a new optimizer and schedule."""
 
     lr: Positive = 1e-6
-    """The highest learning rate."""
+    """The peak learning rate."""
     epochs: Annotated[int, Range(1, 10_000)] = 1
     """Passes over the pairs of a round."""
     pairs_per_update: Count = 64
-    """Pairs (or labelled steps) per update, regardless of packing, micro-batches and number of processes."""
+    """Pairs (or labeled steps) per update, regardless of packing, micro-batches and number of processes."""
     max_pairs_per_tree_per_update: Count = 8
-    """The maximum number of pairs from one tree in an update. They share their prefix, so more are cheaper; 1 makes
-    the pairs of an update independent. A tree with too many pairs is spread evenly over the round, and such trees are
-    counted."""
+    """The maximum number of pairs from one tree in an update. Pairs of a tree share their prefix, so more are cheaper;
+    1 makes the pairs of an update independent. Trees with too many pairs are spread evenly over the round."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """How the learning rate changes after the warm-up: constant, or falling to 0 (linear, cosine)."""
+    """The learning rate after the warmup: constant, or decaying to 0 (linear, cosine)."""
     warmup: Annotated[float, Range(0, below=1)] = 0.03
-    """The share of a round's updates during which the learning rate rises from 0."""
+    """The fraction of a round's updates during which the learning rate rises from 0."""
     weight_decay: NotNegative = 0.0
     """The weight decay of AdamW."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -57,28 +56,28 @@ class TrainSettings:
     max_grad_norm: NotNegative = 1.0
     """Gradients are clipped to this norm. 0 turns clipping off."""
     pack: Packing = "tree"
-    """What shares its prefix: the pairs of a `tree`, the two steps of a `pair`, or `none`. The result is the same."""
+    """What shares a prefix: all pairs of a `tree`, the two steps of a `pair`, or nothing (`none`). The result is the
+    same."""
     row_tokens: Count = 4096
-    """A packed tree longer than this is split between pairs, repeating the trunk."""
+    """The maximum length of a packed tree. A longer one is split between pairs, and the shared prefix is repeated."""
     microbatch_tokens: Count = 8192
     """Tokens per forward and backward pass, including padding."""
     on_too_long: Literal["error", "skip"] = "error"
-    """What to do with pairs longer than the model's context: stop (`error`), or leave them out and count them
-    (`skip`)."""
+    """What to do with pairs longer than the model's context: stop (`error`), or skip and count them (`skip`)."""
     checkpoint_every: Count = 100
     """Updates between checkpoints."""
     keep_checkpoints: Count = 1
-    """How many checkpoints are kept."""
+    """The number of checkpoints to keep."""
 
     def __post_init__(self) -> None:
         check(self)
 
     def lr_at(self, update: int, updates: int) -> float:
-        """The learning rate of an update (from 0) of a round of `updates`: a formula, so nothing to resume."""
-        rising = math.ceil(self.warmup * updates)
-        if update < rising:
-            return self.lr * (update + 1) / rising
-        done = (update - rising) / max(1, updates - rising)
+        """The learning rate of an update (from 0) of a round of `updates`. A formula, so checkpoints need no state."""
+        warmup = math.ceil(self.warmup * updates)
+        if update < warmup:
+            return self.lr * (update + 1) / warmup
+        done = (update - warmup) / max(1, updates - warmup)
         return (
             self.lr * {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.schedule]
         )
@@ -89,45 +88,46 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Section [data]: which solutions are read, and which of their steps are compared."""
+    """Section [data]: the solutions to read, and which of their steps are compared."""
 
     inputs: tuple[str, ...] = ()
-    """Files, folders or hub datasets of labelled solutions, as `prism pairs` takes them."""
+    """Files, folders or hub datasets of labeled solutions, as in `prism pairs`."""
     folder: str | None = None
-    """Instead of inputs: a folder written by `prism pairs`. The rest of this section then does not apply."""
+    """A folder written by `prism pairs`, instead of inputs. The rest of this section then does not apply."""
     format: str = "auto"
-    """The format of the records. With auto, their fields decide."""
+    """The format of the records. By default it is recognized by their fields."""
     exclude: tuple[str, ...] = ()
-    """Files whose problems must not be trained on."""
+    """Files with problems to leave out of all splits, such as test sets."""
     split: dict[str, Share] = field(default_factory=lambda: {"train": 0.95, "validation": 0.05})
-    """The share of problems in each split. The split `train` is trained on."""
+    """The fraction of problems in each split. The split `train` is trained on."""
     read: ReadOptions = field(default_factory=ReadOptions)
-    """Section [data.read]: neutral ratings, finish reasons and other choices of reading."""
+    """Section [data.read]: neutral ratings, finish reasons and other reading options."""
     pairs: PairSettings = field(default_factory=PairSettings)
     """Section [data.pairs]: lookahead, audit, ablations, seed."""
 
     def __post_init__(self) -> None:
         check(self)
         if bool(self.inputs) == bool(self.folder):
-            raise ConfigError('[data] needs either inputs = ["file.jsonl", …] or folder = "made by prism pairs".')
+            raise ConfigError('[data] needs either inputs = ["file.jsonl", …] or folder = "FOLDER" (by `prism pairs`).')
         Splits(self.split)
 
 
 @dataclass(frozen=True)
 class BaseSettings:
-    """Section [base]: the PRM that training starts from and that scores the margins."""
+    """Section [base]: the PRM to start from, which also scores the margins."""
 
     prm: str | None = None
-    """Folder or hub id of a PRM."""
+    """The folder or hub id of a PRM."""
     backbone: str | None = None
-    """Instead of a PRM: a causal language model (hub id, folder, or folder with a GGUF file) that gets a new head."""
+    """A causal language model that gets a new head, instead of a PRM: a hub id, a folder, or a folder with a GGUF
+    file."""
     family: str | None = None
-    """The PRM's family, needed if its folder does not name it. With a backbone, the family to make (default qwen).
-    `my_file.py:Mine` is a class in your own file, which is run."""
+    """The PRM's family; needed if its folder does not name it. With a backbone, the family to create, by default qwen.
+    `my_file.py:Mine` is a class in your own file, which is executed."""
     settings: dict[str, Annotated[str, MAY_BE_EMPTY]] = field(default_factory=dict)
-    """With a backbone: settings of the family's layout, e.g. the labels of `verdict`."""
+    """With a backbone: settings of the family's layout, such as the labels of `verdict`."""
     layers: Count | None = None
-    """With a backbone: use only this many of its lowest layers. By default all."""
+    """With a backbone: the number of its lowest layers to use. By default all."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -140,14 +140,15 @@ class BaseSettings:
 
 @dataclass(frozen=True)
 class Lora:
-    """Section [hardware.lora]: train low-rank adapters (peft) instead of the weights; each round merges them."""
+    """Section [hardware.lora]: train low-rank adapters (peft) instead of the weights, and merge them after each
+    round."""
 
     r: Count = 16
     """The rank of the adapters."""
     alpha: Positive = 32
     """The adapters' output is scaled by alpha / r."""
     dropout: Annotated[float, Range(0, below=1)] = 0.0
-    """The dropout rate of the adapters' input in training."""
+    """The dropout rate of the adapters' input."""
     targets: tuple[str, ...] = TARGETS
     """The names of the layers that get adapters."""
 
@@ -157,17 +158,18 @@ class Lora:
 
 @dataclass(frozen=True)
 class HardwareSettings:
-    """Section [hardware]: how the model is held and run; none of it changes what is learned, rounding aside."""
+    """Section [hardware]: how the model is stored and run. Apart from rounding, frozen layers and LoRA, nothing here
+    changes what is learned."""
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """The dtype of the weights in training."""
     save_dtype: Literal["float32", "bfloat16", "float64"] | None = None
-    """The dtype of the saved PRM folders, from which each next round starts. By default that of training."""
+    """The dtype of the saved PRM folders, from which the next round starts. By default that of training."""
     mixed_precision: Literal["no", "bf16"] = "no"
-    """With bf16 the arithmetic is 16-bit; the weights stay in `dtype`."""
+    """With bf16, the arithmetic is 16-bit and the weights stay in `dtype`."""
     sharding: Literal["none", "fsdp"] = "none"
-    """With several processes, what each holds in training: a copy of the model (`none`), or its part of the weights,
-    gradients and optimiser (`fsdp`)."""
+    """With several processes: each holds a copy of the model (`none`), or a shard of the weights, gradients and
+    optimizer state (`fsdp`)."""
     attn: Literal["sdpa", "flex"] = "sdpa"
     """The attention kernel. flex packs several trees into a row and needs a GPU."""
     gradient_checkpointing: bool = False
@@ -175,10 +177,10 @@ class HardwareSettings:
     frozen_layers: Natural = 0
     """Freeze the embedding and this many of the lowest layers. With 0, nothing is frozen."""
     cache: str | None = None
-    """A folder that caches frozen-layer activations on disk, so that only the other layers run. Several runs and
-    `prism eval --cache` can share it."""
+    """A folder that caches the activations of frozen layers, so that only the other layers run. Several runs and
+    `prism eval` can share it."""
     cache_gb: NotNegative = 50.0
-    """The size limit of the cache folder in GB. When it is full, further activations are computed each time."""
+    """The size limit of the cache folder in GB. When it is full, other activations are computed each time."""
     lora: Lora | None = None
     score_tokens: Count | None = None
     """Tokens per forward pass, including padding, for margins and validation. By default as in `prism score`."""
@@ -186,9 +188,9 @@ class HardwareSettings:
     def __post_init__(self) -> None:
         check(self)
         if self.cache and not self.frozen_layers:
-            raise ConfigError("hardware.cache caches frozen-layer activations: set hardware.frozen_layers too.")
+            raise ConfigError("hardware.cache caches the activations of frozen layers: set hardware.frozen_layers too.")
         if self.cache and self.sharding != "none":
-            raise ConfigError("hardware.cache does not work with sharded weights: leave out it or hardware.sharding.")
+            raise ConfigError("hardware.cache does not work with sharded weights: remove it or hardware.sharding.")
 
 
 CRITERIA = {
@@ -198,29 +200,29 @@ CRITERIA = {
     "auroc": True,
     "pairwise_accuracy": True,
 }
-"""Validation metric that may choose the best round → whether more is better."""
+"""The metrics that can choose the best round, and whether higher is better."""
 
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """Section [validation]: how each round is measured on problems that are not trained on."""
+    """Section [validation]: how each round is measured on held-out problems."""
 
     split: Annotated[str, MAY_BE_EMPTY] | None = "validation"
-    """The split to measure on. With "" there is no validation, and the last round counts as the best."""
+    """The split to measure on. With "" there is no validation, and the last round is the best."""
     max_trees: Count | None = None
-    """Measure only this many trees, spread evenly over the split."""
+    """The number of trees to measure, spread evenly over the split. By default all."""
     criterion: Literal["fpr_at_tpr_80", "fpr_at_tpr_90", "fpr_at_tpr_95", "auroc", "pairwise_accuracy"] = (
         "fpr_at_tpr_90"
     )
     """The metric that decides which round is best."""
     threshold: Annotated[float, Range(0, below=1)] | None = None
     """The threshold saved with every PRM, above which a step counts as right. By default the one that reaches `tpr` on
-    the validation split, steps labelled by rollouts aside; if it has no others, the base PRM's."""
+    the validation split without steps labeled by rollouts; if no steps remain, the base PRM's."""
     tpr: Annotated[float, Range(above=0, most=1)] = 0.9
-    """The share of right steps that the saved threshold keeps."""
+    """The fraction of right steps that the saved threshold keeps."""
     aggregator: str = "min"
-    """The aggregator saved with every PRM: how step scores become a solution's score (last, min, product, mean or
-    soft-min). It replaces the base PRM's own, which for `qwen` is product."""
+    """The aggregator saved with every PRM, which turns step scores into a solution's score: last, min, product, mean or
+    soft-min. It replaces that of the base PRM, which is product for `qwen`."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -229,15 +231,14 @@ class ValidationSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a run."""
+    """All settings of `prism train`."""
 
     data: DataSettings
     base: BaseSettings
     seed: Natural = 0
     """The seed for the order of pairs and for new weights."""
     lookahead_ratio: NotNegative | None = None
-    """The maximum number of lookahead pairs per annotated pair in a round, chosen by the seed. By default all are
-    used."""
+    """The maximum number of lookahead pairs per annotated pair in a round, chosen at random. By default all."""
     report_to: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
     """Where training curves are logged."""
     objective: Objective = field(default_factory=Objective)
@@ -253,7 +254,7 @@ class Recipe:
 
 
 def check_places(recipe: Recipe) -> None:
-    """Refuse data and models that are not there, before anything is imported or made."""
+    """Raise if data or models are missing, before torch is imported or anything is written."""
     check_data(recipe)
     base = recipe.base
     if base.prm:
@@ -264,7 +265,7 @@ def check_places(recipe: Recipe) -> None:
 
 
 def check_data(recipe: Recipe) -> None:
-    """Refuse data that is not there."""
+    """Raise if data is missing."""
     data = recipe.data
     if data.format != "auto":
         find_format(data.format)
@@ -274,7 +275,7 @@ def check_data(recipe: Recipe) -> None:
 
 
 def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
-    """A recipe for `train_prm`; paths in it are relative to the working directory.
+    """Read a recipe for `train_prm`. Paths in it are relative to the working directory.
 
     Args:
         path: a TOML file.

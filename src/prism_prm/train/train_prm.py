@@ -1,4 +1,4 @@
-"""`train_prm`: from a recipe to a trained PRM, as `prism train` does it."""
+"""`train_prm`: train a PRM from a recipe. `prism train` calls it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from prism_prm.train.batches import RowLimits, batch_maker, too_long
 from prism_prm.train.log import RunLog, check_reporters
 from prism_prm.train.loop import TrainingRound
 from prism_prm.train.margins import fill_cache, histogram, margins_of, score_examples, write_margins
-from prism_prm.train.model import count, is_to_shard, prepare, save_trained, spread
+from prism_prm.train.model import count_parameters, needs_sharding, prepare, save_trained, shard
 from prism_prm.train.recipe import Recipe, load_recipe
 from prism_prm.train.validation import Validation, best_round
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 TRAIN, DATA, BASE = "train", "data", "0_base"
 BEGUN = "begun.json"
-"""What the first update was made from; without it nothing in the folder binds a later start."""
+"""Written at the first update, with hashes of the inputs. Without it, the recipe may still change."""
 FREE = ("hardware.cache", "hardware.cache_gb", "hardware.sharding")
-"""Settings that may change in a run: they change nothing that is learned."""
+"""Settings that may change when a run resumes: they do not affect what is learned."""
 
 
 def train_prm(
@@ -92,14 +92,14 @@ def train_prm(
     folder, is_main = Path(out), accelerator.is_main_process
     with (
         silent_unless(is_main),
-        noticing_losses(),
+        lost_process_error(),
         Job(folder, is_main=is_main) as job,
         contextlib.ExitStack() as stack,
     ):
         run = _Stages(recipe, folder, accelerator)
 
-        # Before the first update, existing results are reused by content, so that mistakes can be corrected; afterwards
-        # as they are, provided that what they were made from has not changed.
+        # Before the first update, the recipe may change, and stages are redone if their inputs changed. Afterwards the
+        # run resumes as it is, and changed settings or inputs are refused.
         if is_main:
             saved = folder / "recipe.toml"
             if run.is_begun and saved.exists():
@@ -115,9 +115,9 @@ def train_prm(
             if has_weights(best):
                 say(f"{folder} is already finished; nothing to do.")
                 return {**finished, "best": str(best)}
-            say(f"{best}: the weights of the best round are missing; this round is trained again.")
+            say(f"{best}: the weights of the best round are missing; the round is trained again.")
 
-        # The data, and the PRM to start from.
+        # The data and the base PRM.
         if is_main:
             run.log = stack.enter_context(contextlib.closing(RunLog(folder, recipe.report_to, asdict(recipe))))
             if not run.is_begun:
@@ -136,19 +136,18 @@ def train_prm(
         data = data_folder(recipe, folder)
         if recipe.validation.split:
             run.validation = Validation.of(Split.read(data, recipe.validation.split), base, recipe.validation)
-            say(run.validation.described())
+            say(run.validation.describe())
         split = Split.read(data, TRAIN)
         train, kinds, examples = examples_that_fit(split, recipe, base)
-        left_out = examples["too_long"]
-        say(f"{len(train)} examples of {len(split.trees)} trees to train on; {left_out} left out as too long")
+        say(f"{len(train)} examples of {len(split.trees)} trees to train on; {examples['too_long']} too long, skipped")
         run.content = {
             "base PRM": base.model_hash(),
             "training data": train.content_key(),
             "validation data": run.validation.content_key() if run.validation else "",
         }
-        run.refuse_other_content()
+        run.refuse_changed_content()
 
-        # The margins of the base PRM sort the pairs into rounds; every round trains from the one before.
+        # The margins of the base PRM sort the pairs into rounds; every round starts from the PRM of the one before.
         results = {BASE: run.validate(BASE, base)}
         binned = run.sort_into_rounds(train, kinds, base)
         del base
@@ -170,7 +169,7 @@ def train_prm(
             best_name = best_round({name: results[name] for name in names}, criterion)
             beats_base = best_round({BASE: results[BASE], best_name: results[best_name]}, criterion) == best_name
         finished = {
-            "best": f"rounds/{best_name}",  # seen from the folder, which may be moved
+            "best": f"rounds/{best_name}",  # relative, so that the folder can be moved
             "criterion": criterion,
             "beats_base": beats_base,
             "examples": examples,
@@ -183,19 +182,19 @@ def train_prm(
 
 
 class _Stages:
-    """What the stages share; under `accelerate launch` every process has its own of the same."""
+    """The stages of a run and their shared state. Under `accelerate launch`, every process has its own instance."""
 
     def __init__(self, recipe: Recipe, folder: Path, accelerator: Accelerator) -> None:
         self.recipe, self.folder, self.accelerator = recipe, folder, accelerator
         self.log: RunLog | None = None
-        """On the main process alone."""
+        """Only on the main process."""
         self.is_main: bool = accelerator.is_main_process
         self.share = Share(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
         self.is_begun = any((folder / name).exists() for name in (BEGUN, "log.jsonl", RUN_FILE))
-        """Whether an earlier start made an update."""
+        """Whether the run made an update before."""
         self.validation: Validation | None = None
         self.content: dict[str, str] = {}
-        """What updates are made from: a hash per name."""
+        """The hashes of the data and the base PRM."""
 
     def load(self, place: Path | str, device: str | None = None) -> PRM:
         hardware = self.recipe.hardware
@@ -206,13 +205,13 @@ class _Stages:
         )  # fmt: skip
 
     def is_done(self, path: Path) -> bool:
-        """Whether a stage is done; all processes check before any continues and makes it."""
-        found = self.is_begun and (path.exists() if path.suffix == ".json" else has_weights(path))
+        """Whether a stage is done. All processes check before any of them starts it."""
+        is_done = self.is_begun and (path.exists() if path.suffix == ".json" else has_weights(path))
         self.accelerator.wait_for_everyone()
-        return found
+        return is_done
 
-    def refuse_other_content(self) -> None:
-        """Refuse to resume from other content than the first update was made from."""
+    def refuse_changed_content(self) -> None:
+        """Raise if the data or the base PRM changed since the first update."""
         path = self.folder / BEGUN
         if not path.exists():
             return
@@ -220,16 +219,16 @@ class _Stages:
             before = dict(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError, RecursionError) as error:
             raise PrismError(
-                f"{path}: not what `prism train` writes there ({error}). Name another --out, or remove the folder."
+                f"{path}: not written by `prism train`, or damaged ({error}). Name another --out, or remove the folder."
             ) from None
         if changed := [name for name, key in self.content.items() if before.get(name) != key]:
             raise PrismError(
-                f"{self.folder}: the {' and the '.join(changed)} changed since its first update, so it cannot be "
-                f"resumed. Name another --out, or remove the folder to start again."
+                f"{self.folder}: the {' and the '.join(changed)} changed since its first update, so it cannot resume. "
+                "Name another --out, or remove the folder to start over."
             )
 
     def sort_into_rounds(self, train: Examples, kinds: np.ndarray, prm: PRM, suffix: str = "") -> Binned:
-        """Score the margins, and sort the pairs by them; one round of everything if the recipe needs no margins."""
+        """Score the margins and sort the pairs by them. Without a curriculum, one round has all pairs."""
         if not needs_margins(train, self.recipe):
             return rounds_of(train, kinds, self.recipe, None)
         with progress("margins", len(np.unique(train.tree))) as advance:
@@ -252,17 +251,17 @@ class _Stages:
     def train_round(self, number: int, name: str, examples: Examples, start: Path | str, folder: Path) -> None:
         """Train one round from the PRM at `start`, and save its PRM."""
         recipe, hardware, accelerator = self.recipe, self.recipe.hardware, self.accelerator
-        if self.is_main:  # measured on weights that are gone
+        if self.is_main:  # its metrics belong to weights that are gone
             folder.with_name(f"{name}.json").unlink(missing_ok=True)
         accelerator.wait_for_everyone()
         if hardware.cache:
             with progress(f"frozen layers, round {name}", len(examples)) as advance:
                 fill_cache(self.load(start), examples, share=self.share, advance=advance)
-        # A model to be sharded need not fit the device as a whole: its layers are moved there one by one.
-        prm = self.load(start, device="cpu" if is_to_shard(hardware, accelerator) else None)
+        # A model that will be sharded need not fit on one device: its layers are moved there one by one.
+        prm = self.load(start, device="cpu" if needs_sharding(hardware, accelerator) else None)
         model = prepare(prm.module, hardware, recipe.seed)
-        trained, total = count(model)
-        spread(model, hardware, accelerator)
+        trained, total = count_parameters(model)
+        shard(model, hardware, accelerator)
         work = TrainingRound(
             name, model, prm.family, batch_maker(prm.module, recipe.train.microbatch_tokens, prm.cache),
             RowLimits(recipe.train.row_tokens, pair_cost(prm.module)), examples, recipe.objective, recipe.train,
@@ -272,9 +271,9 @@ class _Stages:
             f"round {name}: {len(examples)} examples in {len(work.updates)} updates, "
             f"{trained:,} of {total:,} parameters trained, processes: {self.share.world}"
         )
-        if note := work.broken_limit():
+        if note := work.describe_exceeded_limit():
             say(f"round {name}: {note}")
-        with progress(f"round {name}", len(work.updates)) as advance, stoppable(work.resumed):
+        with progress(f"round {name}", len(work.updates)) as advance, stoppable(work.resume_point):
 
             def on_resume(done: int) -> None:
                 if done:
@@ -284,7 +283,7 @@ class _Stages:
                 advance(done)
 
             def on_update(line: dict[str, Any]) -> None:
-                if not (self.folder / BEGUN).exists():  # from now on the folder belongs to this recipe
+                if not (self.folder / BEGUN).exists():  # from now on the recipe is fixed
                     write_text(self.folder / BEGUN, json.dumps(self.content, indent=2) + "\n")
                 assert self.log is not None, "called on the main process"
                 self.log.update(line)
@@ -304,7 +303,7 @@ class _Stages:
             torch.cuda.empty_cache()
 
     def validate(self, name: str, place: PRM | Path) -> dict[str, Any]:
-        """The metrics of a round; the threshold they give goes into its PRM folder."""
+        """Measure a round, and write its threshold into its PRM folder."""
         path = self.folder / "rounds" / f"{name}.json"
         if not self.is_done(path):
             result: dict[str, Any] = {}
@@ -316,19 +315,19 @@ class _Stages:
                 if isinstance(place, Path) and "threshold" in result:
                     set_threshold(place, result["threshold"])
                 write_text(path, json.dumps(result, indent=2) + "\n")
-                self.log.validated(result)
+                self.log.validation(result)
             self.accelerator.wait_for_everyone()
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return saved
 
 
 def data_folder(recipe: Recipe, run: Path) -> Path:
-    """Where the run's trees and pairs are."""
+    """The folder of the run's trees and pairs."""
     return Path(recipe.data.folder) if recipe.data.folder else run / DATA
 
 
 def make_data(recipe: Recipe, job: Job) -> None:
-    """Make the run's trees and pairs from the recipe's inputs, unless they were made from just these before."""
+    """Make the run's trees and pairs from the recipe's inputs, unless they exist and the inputs have not changed."""
     from prism_prm.data.build_pairs import PairRecipe, build_pairs
     from prism_prm.data.reader import Reader
     from prism_prm.data.same_problem import Exclusions, Splits
@@ -343,61 +342,61 @@ def make_data(recipe: Recipe, job: Job) -> None:
         splits = Splits(settings.split, settings.pairs.seed)
         build_pairs(reader, folder, PairRecipe(settings.pairs, splits, exclusions))
 
-    job.folder(DATA, make, settings=settings, files=_hashes(settings))
+    job.folder(DATA, make, settings=settings, files=_hash_inputs(settings))
 
 
 def check_inputs(recipe: Recipe, job: Job) -> None:
-    """Refuse inputs that are not those which the run's data were made from; inputs that are gone are not others."""
+    """Raise if inputs changed since the run's data were made from them. Inputs may be removed."""
     made_from = job.made_from(DATA)
     if recipe.data.folder or made_from is None:
         return
     before = made_from["files"]
     try:
-        now = _hashes(recipe.data)
+        now = _hash_inputs(recipe.data)
     except DataError:
         return
     if changed := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
         raise PrismError(
             f"{job.out}: {', '.join(changed)} changed since this run read it. Name another --out to train on it, or "
-            "remove the folder to start again."
+            "remove the folder to start over."
         )
 
 
-def _hashes(settings: DataSettings) -> dict[str, str | None]:
-    """The files and datasets that data are made from, and the hash of each; None for a dataset of the hub."""
+def _hash_inputs(settings: DataSettings) -> dict[str, str | None]:
+    """The hash of each input file; None for a hub dataset."""
     from prism_prm.data.inputs import find_sources
 
     return {source.name: source.sha256() for source in find_sources([*settings.inputs, *settings.exclude])}
 
 
 def examples_that_fit(split: Split, recipe: Recipe, prm: PRM) -> tuple[Examples, np.ndarray, dict[str, int]]:
-    """The examples to train on that fit the PRM's context, their kinds, and how many fit or do not."""
+    """The examples that fit the PRM's context, their kinds, and the counts of those that do and do not."""
     examples = split.examples(recipe.objective.on)
     long = too_long(examples, prm.family, prm.context)
     if len(long) and recipe.train.on_too_long == "error":
         raise DataError(
             f"{len(long)} of {len(examples)} examples are longer than the model's context of {prm.context} tokens, "
-            f'the first in tree {examples.tree[long[0]]}; set train.on_too_long = "skip" to leave them out.'
+            f'the first in tree {examples.tree[long[0]]}; set train.on_too_long = "skip" to skip them.'
         )
     kept = np.setdiff1d(np.arange(len(examples)), long)
-    kinds = split.kinds if examples.labels is None else np.full(len(examples), "labelled", dtype=object)
+    kinds = split.kinds if examples.labels is None else np.full(len(examples), "labeled", dtype=object)
     return examples.take(kept), kinds[kept], {"fitting": len(kept), "too_long": len(long)}
 
 
 def needs_margins(train: Examples, recipe: Recipe) -> bool:
-    """Whether margins decide which pairs are trained when."""
+    """Whether the curriculum sorts pairs by their margins."""
     return train.labels is None and not recipe.curriculum.takes_all
 
 
 def rounds_of(train: Examples, kinds: np.ndarray, recipe: Recipe, margins: Floats | None) -> Binned:
-    """The rounds that margins give; without margins one round of everything."""
+    """Sort the examples into rounds by their margins; without margins, one round has all of them."""
     everything = Binned((np.arange(len(train)),), {"all": len(train)}, {})
     binned = everything if margins is None else assign(margins, recipe.curriculum)
     return binned.mixed(kinds, recipe.lookahead_ratio, recipe.seed)
 
 
 def check_launch(accelerator: Accelerator) -> None:
-    """Refuse a launcher that shards the weights in its own way."""
+    """Raise if the launcher shards the weights itself."""
     kind = str(accelerator.distributed_type.value)
     if any(name in kind.upper() for name in ("FSDP", "DEEPSPEED", "MEGATRON")):
         raise ConfigError(
@@ -407,14 +406,14 @@ def check_launch(accelerator: Accelerator) -> None:
 
 
 @contextlib.contextmanager
-def noticing_losses() -> Iterator[None]:
-    """An error that says so if another process ended in the middle of the work: killed, or with an error of its own."""
+def lost_process_error() -> Iterator[None]:
+    """Raise a clear error if another process of the run died."""
     try:
         yield
     except RuntimeError as error:
         if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):  # gloo has no class for it
             raise PrismError(
-                "Another process of this run has ended, so this one cannot continue. If it gives no error of its own, "
-                "it was killed, perhaps for lack of memory. Rerun the command, with any number of processes, to resume."
+                "Another process of this run has died, so this one cannot continue. If it printed no error, it was "
+                "killed, perhaps because memory ran out. Rerun the command, with any number of processes, to resume."
             ) from error
         raise

@@ -1,4 +1,4 @@
-"""Validation on held-out problems: it decides the best round and the thresholds."""
+"""Validation on held-out problems, which chooses the best round and the thresholds."""
 
 from __future__ import annotations
 
@@ -29,68 +29,69 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Validation:
-    """The held-out data: labelled steps, and pairs with their kinds."""
+    """The held-out data: labeled steps, and pairs with their kinds."""
 
     steps: Examples
     pairs: Examples
     kinds: np.ndarray
     left_out: Mapping[str, int]
-    """How many steps and pairs are not measured, and why."""
+    """The number of steps and pairs that are not measured, by reason."""
     is_sure: Bools
-    """Which steps have labels that a threshold can be chosen on: not from rollouts, which call wrong steps right."""
+    """Whether a threshold may be chosen on a step: not if its label comes from rollouts, which call wrong steps
+    right."""
 
     @classmethod
     def of(cls, split: Split, prm: PRM, settings: ValidationSettings) -> Validation:
-        """The part of a split that the PRM can read; a step that is as likely right as wrong says nothing."""
+        """The part of a split that fits the PRM's context, without steps whose label is 0.5."""
         ids = list(split.trees)
         num_trees = min(settings.max_trees or len(ids), len(ids))
         chosen = [ids[i] for i in np.linspace(0, len(ids) - 1, num_trees).astype(int)]
-        labelled = labeled_steps({tree_id: split.trees[tree_id] for tree_id in chosen})
-        assert labelled.labels is not None
-        decided = labelled.take(np.flatnonzero(labelled.labels != 0.5))
+        labeled = labeled_steps({tree_id: split.trees[tree_id] for tree_id in chosen})
+        assert labeled.labels is not None
+        decided = labeled.take(np.flatnonzero(labeled.labels != 0.5))
         steps, _ = _fitting(decided, prm)
         of_chosen = np.flatnonzero(np.isin(split.pairs.tree, chosen))
         pairs, kept = _fitting(split.pairs.take(of_chosen), prm)
         kinds = split.kinds[of_chosen][kept]
         left_out = {
-            "undecided_steps": len(labelled) - len(decided),
+            "undecided_steps": len(labeled) - len(decided),
             "too_long_steps": len(decided) - len(steps),
             "too_long_pairs": len(of_chosen) - len(pairs),
         }
         right = steps.right()
         if right.all() or not right.any():
-            found = "no labelled step" if not len(right) else f"only {'right' if right.all() else 'wrong'} steps"
+            steps_found = "no labeled step" if not len(right) else f"only {'right' if right.all() else 'wrong'} steps"
             raise DataError(
-                f"The validation split has {found} (left out: {left_out}): give it a larger share in data.split, "
+                f"The validation split has {steps_found} (left out: {left_out}): give it a larger share in data.split, "
                 'or train without validation (validation.split = "").'
             )
         nodes = zip(steps.tree.tolist(), steps.chosen.tolist(), strict=True)
         is_sure = np.array([split.trees[tree].nodes[node].estimate is None for tree, node in nodes], bool)
         if settings.threshold is None and not (is_sure & right).any():
             log.warning(
-                "validation: all labels are from rollouts, which call wrong steps right, so no threshold is chosen on "
-                "them: PRMs keep the base PRM's. Set validation.threshold, or validate on steps that people labelled."
+                "validation: all labels come from rollouts, which call wrong steps right, so no threshold is chosen; "
+                "PRMs keep the base PRM's. Set validation.threshold, or validate on steps labeled by people."
             )
         return cls(steps, pairs, kinds, left_out, is_sure)
 
     def content_key(self) -> str:
-        """A hash of what is measured on."""
+        """A hash of the data."""
         return f"{self.steps.content_key()} {self.pairs.content_key()}"
 
-    def described(self) -> str:
-        """What is measured, and what is not, in a line."""
-        said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.left_out.items() if count)
-        return f"validation: {len(self.steps)} steps and {len(self.pairs)} pairs; left out: {said or 'nothing'}"
+    def describe(self) -> str:
+        """What is measured and what is left out, in one line."""
+        left_out = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.left_out.items() if count)
+        return f"validation: {len(self.steps)} steps and {len(self.pairs)} pairs; left out: {left_out or 'nothing'}"
 
     @property
     def num_trees(self) -> int:
-        """How many trees are scored: those with labelled steps, and those with pairs."""
+        """The number of trees to score: those with labeled steps, plus those with pairs."""
         return len(np.unique(self.steps.tree)) + len(np.unique(self.pairs.tree))
 
     def measure(
         self, store: ScoreStore, settings: ValidationSettings, share: Share, advance: Advance
     ) -> dict[str, Any]:
-        """The metrics of the store's PRM, and the threshold they give; without sure labels, the one that it has."""
+        """Measure the store's PRM, and choose its threshold; if no label is sure, it keeps its own."""
         right = self.steps.right()
         scores = sigmoid(score_examples(store, self.steps, share=share, advance=advance)[:, 0])
         threshold, sure = settings.threshold, self.is_sure
@@ -98,7 +99,7 @@ class Validation:
             threshold = threshold_for_tpr(right[sure], scores[sure], settings.tpr)
         if np.isnan(threshold):
             threshold = choose_threshold(None, card_values(store.scorer)).value
-        half, chosen = (sum_counts(right, scores > at) for at in (0.5, threshold))
+        half, chosen = (sum_counts(right, scores > cutoff) for cutoff in (0.5, threshold))
         result: dict[str, Any] = {
             "trees": len(np.unique(self.steps.tree)), "steps": len(right), "right_steps": int(right.sum()),
             **self.left_out, **Ranking.of(right, scores).metrics(),
@@ -115,10 +116,13 @@ class Validation:
 
 
 def best_round(results: Mapping[str, Mapping[str, Any]], criterion: str) -> str:
-    """The round with the best value of the criterion; the earlier one of equals."""
+    """The round with the best value of the criterion; of equals, the earlier one."""
     missing = [name for name, result in results.items() if criterion not in result]
     if missing:
-        raise DataError(f"validation.criterion = {criterion!r} was not measured in {missing}: the split has no pair.")
+        raise DataError(
+            f"validation.criterion = {criterion!r} was not measured in {missing}: the validation split has no pairs. "
+            "Give it a larger share in data.split, or choose another criterion."
+        )
     sign = 1 if CRITERIA[criterion] else -1
     return max(results, key=lambda name: sign * results[name][criterion])
 

@@ -1,9 +1,9 @@
-"""What a benchmark is: items with labels, and what it measures and shows in addition to the common metrics.
+"""Benchmarks: how their items are read, and which metrics and tables they add to the common ones.
 
-All are in one dict, BENCHMARKS: a new one is a module here and a line there, or an entry point of another package.
-Your own labels are benchmarks too. `labelled` takes any data that `prism pairs` reads: a step is right if its label is
-above ½, wrong if it is below, and not judged otherwise. `pairs` takes what `prism pairs` wrote: each kind of pair is a
-group.
+All are in one dict, BENCHMARKS. To add one, write a module and a line there, or an entry point in your own package.
+Your own labels are benchmarks too. `labeled` takes any data that `prism pairs` reads: a step is right if its label is
+above ½, wrong if it is below, and not judged otherwise. `pairs` takes a folder written by `prism pairs`: each kind of
+pair is a group.
 """
 
 from __future__ import annotations
@@ -38,50 +38,50 @@ class Item:
 
     tree: StepTree
     group: str
-    """The class or split it is reported under."""
+    """The class or split that it is reported under."""
     problem: str
-    """The problem it stems from, as its source words it."""
+    """The problem in the words of its source."""
     contaminated: bool | None = None
-    """Whether the problem is among those the PRM was trained on; None where nobody checked."""
+    """Whether the PRM was trained on the problem; None if that was not checked."""
     also: tuple[str, ...] = ()
     """Other wordings of the problem, for that check."""
 
     @property
     def problem_key(self) -> str:
-        """Equal for items of one problem, which the bootstrap draws together."""
+        """Equal for items of the same problem, which the bootstrap draws together."""
         return normalize_problem(self.problem)
 
 
 @dataclass(frozen=True, slots=True)
 class ItemSet:
-    """The items read from a benchmark, and where they came from; `complete` says whether some are missing."""
+    """The items of a benchmark, and where they come from."""
 
     items: tuple[Item, ...]
     files: tuple[str, ...]
     notes: dict[str, int] = field(default_factory=dict)
-    """What was left out or out of order, by reason."""
+    """Counts of what was left out or is irregular, by reason."""
     complete: bool | None = None
-    """Whether this is all of the benchmark; None where it has no fixed size."""
+    """Whether this is the whole benchmark; None if it has no fixed size."""
     name: str = ""
-    """The benchmark's name; `read_benchmark` sets it."""
+    """The benchmark's name; set by `read_benchmark`."""
     aside: Mapping[str, str] = field(default_factory=dict)
-    """Groups whose items are in no total → what these are called; `read_benchmark` sets it."""
+    """Groups that do not count in totals, and what their items are called; set by `read_benchmark`."""
     split: str | None = None
-    """The split that was read; `read_benchmark` sets it."""
+    """The split that was read; set by `read_benchmark`."""
 
     def __post_init__(self) -> None:
         if not self.items:
             where = ", ".join(self.files)
             raise DataError(
-                f"{where}: no items to measure; give other files or remove the filter", reason="empty-split"
+                f"{where}: no items to measure; name other files, or remove the filter", reason="empty-split"
             )
 
     def counts(self) -> dict[str, int]:
-        """Items by group, in order of first sight."""
+        """The number of items of each group."""
         return dict(Counter(item.group for item in self.items))
 
-    def described(self) -> str:
-        """What was measured, in a few words: `part of prmbench: 2,290 items`."""
+    def describe(self) -> str:
+        """E.g. "part of prmbench: 2,290 items"."""
         part = {True: "all of ", False: "part of ", None: ""}[self.complete]
         counts = self.counts()
         beside = {called: counts.pop(group) for group, called in self.aside.items() if group in counts}
@@ -89,9 +89,9 @@ class ItemSet:
         return f"{part}{self.name}: {sum(counts.values()):,} items{listed}"
 
     def some(self, limit: int, seed: int) -> ItemSet:
-        """At most `limit` items of each group, chosen by the seed and their problem; then it is a part.
+        """A sample of at most `limit` items of each group, chosen by the seed and their problem.
 
-        The first ones would not do: published files are often sorted, ProcessBench's with all errors first.
+        It does not take the first items, because published files are often sorted: ProcessBench lists all errors first.
         """
         drawn = sorted(
             self.items, key=lambda item: (xxhash.xxh3_64_intdigest(item.problem_key.encode(), seed), item.tree.tree_id)
@@ -109,7 +109,7 @@ class ItemSet:
         return replace(self, items=tuple(kept), notes=notes, complete=None if self.complete is None else False)
 
     def checked_against(self, training: Iterable[str | Path]) -> ItemSet:
-        """The same items, marked by whether their problem is one of those in the training files."""
+        """The same items, with `contaminated` set if the training files have their problem."""
         seen = Exclusions.read(training)
         marked = [
             replace(item, contaminated=any(seen.match(text) for text in {item.problem, *item.also}))
@@ -120,44 +120,44 @@ class ItemSet:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A value: `read` is all a benchmark needs; the rest is what makes it special."""
+    """A benchmark. Only `read` is required."""
 
     read: Callable[..., ItemSet]
-    """Takes the files, folders or hub ids; and a `split`, where it has any."""
+    """Reads the items from files, folders or hub ids; with `has_splits`, also takes a `split`."""
     hub: str | None = None
-    """Its home on the hub, read where no data is given."""
+    """Its dataset on the hub, which is read by default."""
     has_splits: bool = False
-    """Whether it can be a folder of `prism pairs`, with splits to choose from."""
+    """Whether its data can be a folder of `prism pairs`, with splits to choose from."""
     aside: Mapping[str, str] = field(default_factory=dict)
-    """Groups whose items are in no total → what these are called; predictions may leave them out."""
+    """Groups that do not count in totals, and what their items are called. Predictions may leave them out."""
     threshold: float | None = None
-    """Where its rules judge every PRM; None leaves it to each PRM's card."""
+    """The threshold that its rules prescribe. By default that of the PRM's card."""
     needs_every_step: bool = True
-    """Whether steps after the first one that is judged wrong need scores too; some critics give none."""
+    """Whether steps after the first wrong one need scores too, which some critics do not give."""
     counts_unanswered: bool = False
-    """Whether an item on which a critic gave no verdict counts, as one that is not matched; else it is left out."""
+    """Whether an item without a critic's verdict counts as a miss. By default it is left out."""
     by_redundancy: tuple[str, ...] = ()
-    """Groups whose steps are judged by their redundancy score, where a PRM has one."""
+    """Groups whose steps are judged by their redundancy score, if the PRM has one."""
     positives_only: tuple[str, ...] = ()
     """Groups without wrong steps, whose PRMScore is F1 alone."""
     measure: Callable[[Measurer], Tables] = lambda _: {}
-    """Tables of its own metrics, by name; the measurer has all items, also those that are in no total."""
+    """Computes its own tables of metrics, by name. The measurer has all items, including those set aside."""
     headlines: Callable[[Tables], dict[str, Measured]] = lambda _: {}
-    """Its own numbers to print and to compare PRMs by: label → one of the measured."""
+    """Its own metrics to print and to compare PRMs by, by label."""
     shows_groups: bool = True
-    """Whether reports have the plain table of groups; not where `add_to_report` has a better one."""
+    """Whether reports have the plain table of groups; False if `add_to_report` adds a better one."""
     add_to_report: Callable[[Report, Mapping[str, SubsetResult]], None] = lambda *_: None
-    """Its own part of the report on one PRM, given what was measured on all, clean and contaminated items."""
+    """Adds its own part to the report on one PRM, given the results on all, clean and contaminated items."""
     add_to_comparison: Callable[[Report, Mapping[str, Tables]], None] = lambda *_: None
-    """Its own part of a comparison, given every PRM's tables."""
+    """Adds its own part to a comparison, given every PRM's tables."""
 
     def in_total(self, steps: Steps) -> Steps:
-        """The steps that are in totals."""
+        """The steps that count in totals."""
         names = [name for name in steps.group_names if name not in self.aside]
         return steps if len(names) == len(steps.group_names) else steps.only_groups(names)
 
     def judge(self, steps: Steps, threshold: float, redundancy_threshold: float = REDUNDANCY_THRESHOLD) -> Bools:
-        """Which steps count as good: those above the threshold, or of some groups those that are not redundant."""
+        """Which steps are judged good: those above the threshold or, in some groups, those that are not redundant."""
         good = steps.probability > threshold
         if steps.redundancy is None:
             return good
@@ -172,22 +172,22 @@ class Benchmark:
         num_draws: int = NUM_DRAWS,
         seed: int = SEED,
     ) -> tuple[Measurer, Tables]:
-        """The table `steps`, which every benchmark has, and its own ones; and the measurer of the totals."""
+        """The measurer of the totals, and the tables: `steps`, which every benchmark has, and its own ones."""
 
-        def measurer(of: Steps) -> Measurer:
-            return Measurer(of, threshold, num_draws, seed, self.judge(of, threshold, redundancy_threshold))
+        def measurer(part: Steps) -> Measurer:
+            return Measurer(part, threshold, num_draws, seed, self.judge(part, threshold, redundancy_threshold))
 
         total = measurer(self.in_total(steps))
         common = {**total.rates(), **total.rankings(), **total.calibration(), **total.first_errors()}
         return total, {"steps": common, **self.measure(total if total.steps is steps else measurer(steps))}
 
 
-def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> ItemSet:
-    """The trees that carry a label, grouped by file; of a split, where the input is a folder of `prism pairs`."""
+def read_labeled(inputs: Sequence[str | Path], split: str | None = None) -> ItemSet:
+    """Read the trees that have a label, grouped by file. A `split` needs folders of `prism pairs`."""
     reader = Reader(inputs, options=ReadOptions(split=split))
     for source in reader.sources if split is not None else ():
         if source.kind != "parquet":
-            raise ConfigError(f"{source.name}: has no splits; --split {split} is for folders of `prism pairs`")
+            raise ConfigError(f"{source.name}: has no splits; --split {split} needs a folder of `prism pairs`")
         check_split(source.name, split)
     notes: Counter[str] = Counter()
     items: list[Item] = []
@@ -207,7 +207,7 @@ def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Ite
 
 
 def read_pair_folders(folders: Sequence[str | Path], split: str | None = None) -> ItemSet:
-    """An item per tree and kind of pair: its chosen steps are right, its rejected ones wrong, others not judged."""
+    """Read an item per tree and kind of pair: chosen steps are right, rejected ones wrong, others are not judged."""
     items: list[Item] = []
     for folder in folders:
         data = Split.read(Path(folder), split)
@@ -215,15 +215,15 @@ def read_pair_folders(folders: Sequence[str | Path], split: str | None = None) -
             pairs = data.pairs.take(np.flatnonzero(data.kinds == kind))
             for indices in pairs.by_tree():
                 tree, groups = as_one_tree(pairs, indices)
-                judged = _judged(tree, {chosen for chosen, _ in groups}, {rejected for _, rejected in groups})
-                named = replace(judged, tree_id=len(items), name=f"{tree.name or tree.tree_id}:{kind}#{len(items)}")
+                pruned = _prune(tree, {chosen for chosen, _ in groups}, {rejected for _, rejected in groups})
+                named = replace(pruned, tree_id=len(items), name=f"{tree.name or tree.tree_id}:{kind}#{len(items)}")
                 items.append(Item(named, str(kind), tree.problem))
     files = tuple(map(str, folders))
     return ItemSet(tuple(items), files)
 
 
-def _judged(tree: StepTree, right: Collection[int], wrong: Collection[int]) -> StepTree:
-    """The tree with these labels alone, and only the nodes that they stand on."""
+def _prune(tree: StepTree, right: Collection[int], wrong: Collection[int]) -> StepTree:
+    """The tree with only these labels, and only the nodes on the paths to them."""
     kept = sorted({node for judged in (*right, *wrong) for node in tree.path(judged)})
     number = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
     labels = dict.fromkeys(right, 1.0) | dict.fromkeys(wrong, 0.0)
@@ -241,41 +241,47 @@ from prism_prm.evaluate.benchmarks.processbench import PROCESSBENCH  # noqa: E40
 BENCHMARKS: dict[str, Benchmark] = {
     "prmbench": PRMBENCH,
     "processbench": PROCESSBENCH,
-    "labelled": Benchmark(read_labelled, has_splits=True),
+    "labeled": Benchmark(read_labeled, has_splits=True),
     "pairs": Benchmark(read_pair_folders, has_splits=True),
 }
 _PLUGINS = Plugins(
-    "benchmark", BENCHMARKS, "prism_prm.benchmarks", "a Benchmark", lambda found: isinstance(found, Benchmark)
+    "benchmark", BENCHMARKS, "prism_prm.benchmarks", "a Benchmark", lambda value: isinstance(value, Benchmark)
 )
 
 
-find_benchmark = _PLUGINS.find
-"""One of BENCHMARKS by its name, or one that an installed package adds."""
+def find_benchmark(name: str) -> Benchmark:
+    """One of BENCHMARKS by its name, or one that an installed package adds."""
+    if name == "labelled":
+        raise ConfigError(
+            "The benchmark 'labelled' is now spelled 'labeled': use --bench labeled, and rerun `prism eval` if the "
+            "results are of version 0.2.0 or earlier."
+        )
+    return _PLUGINS.find(name)
 
 
 def read_benchmark(name: str, data: str | Path | Sequence[str | Path] = (), split: str | None = None) -> ItemSet:
-    """The items of a benchmark.
+    """Read the items of a benchmark.
 
     Args:
-        name: prmbench, processbench, labelled, pairs, or one that an installed package adds.
+        name: prmbench, processbench, labeled, pairs, or one that an installed package adds.
         data: files, folders (or a folder that contains one named after the benchmark), or hub ids; by default from the
             hub.
-        split: for labelled and pairs, use only this split of a folder written by `build_pairs`.
+        split: for labeled and pairs, use only this split of a folder written by `build_pairs`.
 
     Example:
-        >>> items = read_benchmark("labelled", ["labelled.jsonl"])
+        >>> items = read_benchmark("labeled", ["labeled.jsonl"])
         >>> len(items.items)
         4
     """
     data = [data] if isinstance(data, str | Path) else data
     benchmark = find_benchmark(name)
     if split is not None and not benchmark.has_splits:
-        having = ", ".join(name for name, one in BENCHMARKS.items() if one.has_splits)
-        raise ConfigError(f"--split is for the benchmarks {having}, not for {name}")
+        with_splits = ", ".join(name for name, known in BENCHMARKS.items() if known.has_splits)
+        raise ConfigError(f"--split is for the benchmarks {with_splits}, not for {name}")
     if not data:
         if benchmark.hub is None:
             raise ConfigError(f"--bench {name} needs --data: the file or folder to read")
         data = [benchmark.hub]
-    places = [Path(given) / name if (Path(given) / name).is_dir() else given for given in data]
-    found = benchmark.read(places, split) if benchmark.has_splits else benchmark.read(places)
-    return replace(found, name=name, aside=benchmark.aside, split=split)
+    places = [Path(place) / name if (Path(place) / name).is_dir() else place for place in data]
+    items = benchmark.read(places, split) if benchmark.has_splits else benchmark.read(places)
+    return replace(items, name=name, aside=benchmark.aside, split=split)

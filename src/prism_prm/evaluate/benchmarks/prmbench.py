@@ -1,9 +1,9 @@
 """PRMBench: read its nine classes, score them by its own rules, and show them as the papers do.
 
-`error_steps` count from 1 and name the wrong steps; every other step is right, also after an error. Ids are
-`<classification>_<idx>`, the first row of an id counts. Each `redundency` row (the dataset's spelling) also gives a
-`correct_<idx>` item without errors, which is never in a total and only serves the similarity metric. For `redundency`
-and `circular` a model that emits a redundancy score is judged by it.
+`error_steps` are the wrong steps, counted from 1; every other step is right, even after an error. Ids are
+`<classification>_<idx>`, and the first row of an id counts. Each `redundency` row (the dataset's spelling) also gives a
+`correct_<idx>` item without errors, which counts in no total and only serves the similarity metric. In `redundency` and
+`circular`, a model with a redundancy score is judged by that.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ FULL_SIZE = {
 
 class _Row(formats.PRMBenchRecord):
     question: str = ""
-    """The problem as in MATH; `original_question` was rewritten for every class."""
+    """The problem as in MATH; `original_question` is rewritten for every class."""
 
 
 def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
-    """The items of some files, folders or a hub dataset."""
+    """Read the items of files, folders or a hub dataset."""
     notes: Counter[str] = Counter()
     items: list[Item] = []
     seen: set[str] = set()
@@ -72,7 +72,7 @@ def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
                 drafts = formats.read_prmbench(record, ReadOptions())
             except DataError as error:
                 raise DataError(f"{row.where}: {error}", reason=error.reason) from error
-            outside = sum(place > len(record.modified_process) for place in record.error_steps)
+            outside = sum(step > len(record.modified_process) for step in record.error_steps)
             notes["error steps past the last step"] += outside
             only_outside = bool(outside) and outside == len(record.error_steps)
             notes["items whose error steps are all past the last step"] += only_outside
@@ -86,18 +86,18 @@ def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
                 tree = replace(draft.tree(len(items)), where=row.where)
                 items.append(Item(tree, TWINS if i else record.classification, problem, also=wordings))
     files = tuple(source.name for source in sources)
-    found_sizes = Counter(item.group for item in items)
-    return ItemSet(tuple(items), files, dict(notes), complete=found_sizes == FULL_SIZE)
+    sizes = Counter(item.group for item in items)
+    return ItemSet(tuple(items), files, dict(notes), complete=sizes == FULL_SIZE)
 
 
 def side_tallies(steps: Steps, good: Bools) -> dict[str, tuple[Floats, Floats]]:
-    """Metric → (sum, count) per item: first_error_acc, and similarity to the `correct_` twin.
+    """The (sum, count) per item of first_error_acc, and of similarity to the `correct_` twin.
 
-    As in the original, a twin without a single good step is left out of similarity.
+    As in the original code, similarity leaves out twins without a single good step.
     """
     first = metrics.first_bad(steps.wrong, steps.starts)
     has_error = first >= 0
-    found = has_error & ~good[steps.starts + np.maximum(first, 0)]
+    is_found = has_error & ~good[steps.starts + np.maximum(first, 0)]
     share = np.add.reduceat(good.astype(np.float64), steps.starts) / steps.lengths
     twins = {
         name.removeprefix(f"{TWINS}_"): share[i]
@@ -112,17 +112,17 @@ def side_tallies(steps: Steps, good: Bools) -> dict[str, tuple[Floats, Floats]]:
         if twin > 0:
             distance[i], compared[i] = abs(share[i] - twin), 1
     return {
-        "first_error_acc": (found.astype(np.float64), has_error.astype(np.float64)),
+        "first_error_acc": (is_found.astype(np.float64), has_error.astype(np.float64)),
         "similarity": (distance, compared),
     }
 
 
 def measure_prmbench(measurer: Measurer) -> Tables:
-    """PRMScore per class, per group, and overall on the pooled counts; and side metrics."""
+    """PRMScore by class, by group, and overall on the pooled counts; and side metrics."""
     steps = measurer.steps
     names = [name for name in CLASSES if name in steps.group_names]
-    at = [4 * steps.group_names.index(name) + i for name in names for i in range(4)]
-    sums = measurer.group_counts()[:, at]
+    columns = [4 * steps.group_names.index(name) + i for name in names for i in range(4)]
+    sums = measurer.group_counts()[:, columns]
 
     def classes(sums: Floats) -> dict[str, Floats]:
         return {
@@ -131,7 +131,7 @@ def measure_prmbench(measurer: Measurer) -> Tables:
         }
 
     def groups(sums: Floats) -> dict[str, Floats]:
-        # A group with a class missing has no mean, so that parts are never passed off as wholes.
+        # A group with a missing class has no mean, so that a part is never mistaken for the whole.
         scores, no_data = classes(sums), np.full(sums.shape[:-1], np.nan)
         return {
             group: np.asarray(np.mean([scores.get(name, no_data) for name in members], axis=0))
@@ -152,13 +152,13 @@ def measure_prmbench(measurer: Measurer) -> Tables:
 
 def _cells(tables: Tables) -> list[str]:
     """PRMScore overall, by class and by group."""
-    found: list[Measured | None] = [tables["overall"]["prm_score"]]
-    found += [tables[table].get(key) for _, table, key in COLUMNS]
-    return [percent(None if one is None else one.value) for one in found]
+    cells: list[Measured | None] = [tables["overall"]["prm_score"]]
+    cells += [tables[table].get(key) for _, table, key in COLUMNS]
+    return [percent(None if measured is None else measured.value) for measured in cells]
 
 
 def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
-    """PRMScore by class and group, the classes with intervals, and side metrics."""
+    """Add PRMScore by class and group, the classes with intervals, and side metrics."""
     headers = ["items", "Overall", *(header for header, _, _ in COLUMNS)]
     whole = subsets["all"]
     present = len(whole.tables["classes"])
@@ -182,11 +182,11 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
 
 
 def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
-    """Every PRM's PRMScore by class and group."""
+    """Add every PRM's PRMScore by class and group."""
     headers = ["PRM", "Overall", *(header for header, _, _ in COLUMNS)]
     rows = [[name, *_cells(own)] for name, own in tables.items()]
     report.table(headers, rows, caption="PRMScore by class and group (%) ↑", best="columns")
-    series = {name: [one.interval() for one in own["classes"].values()] for name, own in tables.items()}
+    series = {name: [score.interval() for score in own["classes"].values()] for name, own in tables.items()}
     classes = next(iter(tables.values()))["classes"]
     caption = "PRMScore by class with 95 % intervals."
     with report.figure("prmbench-classes", caption=caption, alt="PRMScore of every PRM by class") as axes:

@@ -1,8 +1,8 @@
-"""ProcessBench: name the first wrong step of a solution, or say that there is none.
+"""ProcessBench: find the first wrong step of a solution, or that there is none.
 
-`label` is the 0-based index of the earliest wrong step, −1 if there is none. A PRM's answer is the first step that
-scores below the threshold; a critic's answer without a verdict matches nothing. F1 is the harmonic mean of the exact
-matches among wrong and among right solutions; the overall value is the plain mean of the four splits' F1.
+`label` is the 0-based index of the first wrong step, −1 if there is none. A PRM's answer is the first step that scores
+below the threshold; a critic's reply without a verdict matches nothing. F1 is the harmonic mean of the exact matches
+among wrong and among right solutions; the overall value is the mean F1 of the four splits.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from prism_prm.report import Report, percent
 from prism_prm.stats import cluster_sums
 
 SPLITS = {"gsm8k": 400, "math": 1000, "olympiadbench": 1000, "omnimath": 1000}
-"""Split → how many items it has."""
+"""The number of items of each split."""
 SPLIT = "split:"
-"""Before a split's name, the name of its table."""
+"""The prefix of the names of the splits' tables."""
 MEAN = f"{SPLIT}mean"
 _ID = re.compile(rf"({'|'.join(SPLITS)})-\d+")
 
 
 def read_processbench(inputs: Sequence[str | Path]) -> ItemSet:
-    """The items of some files, folders or a hub dataset; an item's split is in its id, else its file's name."""
+    """Read the items of files, folders or a hub dataset. An item's split comes from its id, or else its file's name."""
     reader = Reader(inputs, format="process-labels")
     items: list[Item] = []
     seen: dict[str, str] = {}
@@ -53,10 +53,10 @@ def read_processbench(inputs: Sequence[str | Path]) -> ItemSet:
 
 
 def measure_processbench(measurer: Measurer) -> Tables:
-    """Per split acc_error, acc_correct and F1; and the mean F1 of the splits that are there."""
+    """acc_error, acc_correct and F1 of each split, and the mean F1 of the splits in the data."""
     steps = measurer.steps
     gold = metrics.first_bad(steps.wrong, steps.starts)
-    # ProcessBench calls a step wrong if it scores BELOW the threshold, PRMBench good if it scores ABOVE.
+    # In ProcessBench a step is wrong if it scores BELOW the threshold; in PRMBench it is good if it scores ABOVE.
     predicted = steps.first_judged_bad(steps.probability < measurer.threshold)
     tallies = metrics.processbench_tallies(gold, predicted)
     names = steps.group_names
@@ -76,7 +76,7 @@ def measure_processbench(measurer: Measurer) -> Tables:
 
 
 def _splits(tables: Tables) -> dict[str, Table]:
-    """The table of every split, by the split's name."""
+    """The splits' tables by split."""
     return {
         name.removeprefix(SPLIT): table for name, table in tables.items() if name.startswith(SPLIT) and name != MEAN
     }
@@ -89,12 +89,12 @@ def headlines(tables: Tables) -> dict[str, Measured]:
 
 
 def missing_splits(names: Sequence[str]) -> list[str]:
-    """ProcessBench's splits that are not there: with some missing, the mean is not the benchmark's overall value."""
+    """The splits that are missing. If any are, the mean is not the benchmark's overall value."""
     return [name for name in SPLITS if name not in names]
 
 
 def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
-    """Exact matches and F1 of every split."""
+    """Add exact matches and F1 of every split."""
     tables = subsets["all"].tables
     splits = _splits(tables)
     rows = [
@@ -105,14 +105,14 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
     report.table(
         ["split", "error found ↑", "no error seen ↑", "F1 ↑"],
         [*rows, [label, "", "", shown(tables[MEAN]["f1"])]],
-        caption="Naming the first wrong step: exact matches among solutions with an error and among those without",
+        caption="Finding the first wrong step: exact matches among solutions with an error and among those without",
     )
     if missing:
         report.text(f"Missing splits: {', '.join(missing)}. The mean is not ProcessBench's overall value.")
 
 
 def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
-    """Every PRM's exact matches and F1 of every split."""
+    """Add every PRM's exact matches and F1 of every split."""
     splits = list(_splits(next(iter(tables.values()))))
     keys = (("acc_error", "TPR"), ("acc_correct", "TNR"), ("f1", "F1"))
     headers = ["PRM", *(f"{split} {label}" for split in splits for _, label in keys), "mean F1"]

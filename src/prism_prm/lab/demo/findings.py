@@ -107,7 +107,8 @@ def guided_search(
         for found in SearchEngine(opened, scorer, settings, at_once=64).run(problems):
             if isinstance(found, SearchResult):
                 if found.solutions:
-                    scores = [log_score(one.scores, settings.how) if one.scores else -np.inf for one in found.solutions]
+                    how = settings.effective_aggregator
+                    scores = [log_score(one.scores, how) if one.scores else -np.inf for one in found.solutions]
                     best = found.solutions[int(np.argmax(scores))]
                     problem = Problem.parse(problems[found.problem], world.settings.modulus)
                     outcome[found.problem] = solved(problem, best.steps)
