@@ -410,7 +410,8 @@ def test_a_process_that_cannot_start_says_nothing_about_the_program(
 
 
 @pytest.mark.parametrize(
-    ("command", "says"), [("sleep 60", "not ready within 0.1 s"), ("exit 7", "ended with code 7 before it was ready")]
+    ("command", "says"),
+    [("sleep 60", "was not ready within 0.1 s"), ("exit 7", "ended with code 7 before it was ready")],
 )
 def test_a_process_that_is_never_ready_says_why(
     quick: Sandbox, monkeypatch: pytest.MonkeyPatch, command: str, says: str

@@ -16,7 +16,7 @@ from some_pairs import random_examples
 from torch import Tensor
 
 from prism_prm import init_prm, load_prm
-from prism_prm.data.pair_examples import Examples, as_one_tree, labelled_steps
+from prism_prm.data.pair_examples import Examples, as_one_tree, labeled_steps
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.losses import Objective
 from prism_prm.models.lower_cache import CacheSettings, LowerCache
@@ -98,7 +98,7 @@ def test_tree_packing_runs_far_fewer_tokens(tmp_path: Path, tiny_prm: Tiny) -> N
 
 
 def test_labelled_steps_train_too(tmp_path: Path, tiny_prm: Tiny) -> None:
-    steps = labelled_steps(random_examples().trees)
+    steps = labeled_steps(random_examples().trees)
     assert steps.labels is not None
     assert len(steps) == 75
     objective = Objective("bce", on="labels", negative_weight=2.0)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from some_pairs import random_examples
 
-from prism_prm.data.pair_examples import Examples, labelled_steps
+from prism_prm.data.pair_examples import Examples, labeled_steps
 from prism_prm.models.prm import PRM
 from prism_prm.scorer import sigmoid
 from prism_prm.store import ScoreStore
@@ -60,7 +60,7 @@ def test_scores_are_taken_over_only_if_all_that_decides_them_is_the_same(
 ) -> None:
     prm = tiny_prm("qwen", "qwen2")
     pairs = random_examples()
-    examples = pairs if kind == "pairs" else labelled_steps(pairs.trees)
+    examples = pairs if kind == "pairs" else labeled_steps(pairs.trees)
 
     def scores(prm: PRM, examples: Examples, folder: str = "store") -> np.ndarray:
         scored.clear()

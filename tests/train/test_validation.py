@@ -13,7 +13,7 @@ import pytest
 from some_pairs import random_examples
 
 from prism_prm.console import ignore
-from prism_prm.data.pair_examples import Split, as_one_tree, labelled_steps
+from prism_prm.data.pair_examples import Split, as_one_tree, labeled_steps
 from prism_prm.errors import DataError
 from prism_prm.metrics import threshold_for_tpr
 from prism_prm.scorer import sigmoid
@@ -98,7 +98,7 @@ def test_a_threshold_needs_labels_that_are_not_from_rollouts(
         return float(found.measure(store, settings, Share(), ignore)["threshold"])
 
     def expected(of: Callable[[int], bool]) -> float:
-        steps = labelled_steps({number: tree for number, tree in pairs.trees.items() if not of(number)})
+        steps = labeled_steps({number: tree for number, tree in pairs.trees.items() if not of(number)})
         scores = sigmoid(score_examples(store, steps)[:, 0])
         return threshold_for_tpr(steps.right(), scores, settings.tpr)
 

@@ -24,7 +24,7 @@ import pytest
 import prism_process
 from killing import run_killed
 from prism_prm import RerankSettings, evaluate_prm, init_prm, load_prm, measure_margins, rerank_pool, score_files
-from prism_prm.backends.open_scorer import PrmOptions, RayScorer, _make, opened_prm
+from prism_prm.backends.open_scorer import PrmOptions, RayScorer, _load, opened_prm
 from prism_prm.console import Console, shown_on
 from prism_prm.data.tables import write_pairs, write_trees
 from prism_prm.errors import DataError
@@ -163,7 +163,7 @@ def test_a_node_without_the_folder_gets_one_copy(
     monkeypatch.setattr(pool, "pack", lambda ray, _folder: pack(ray, str(place / "prm")))
     from prism_prm.ray.cluster import pack
 
-    make = partial(_make, place="/elsewhere/prm", options={})
+    make = partial(_load, place="/elsewhere/prm", options={})
     settings = RaySettings(address=cluster.address, workers=1)
     with Ray(settings).open(Opening(make, ("/elsewhere/prm",)), alike=methodcaller("identity")) as workers:
         assert workers.ask(methodcaller("identity")) == load_prm(place / "prm").identity()
