@@ -249,5 +249,5 @@ def test_the_tokenizer_of_the_first_policy_is_not_that_of_the_second() -> None:
     assert recipe.second is None
     named = replace(recipe, second_policy=SECOND, second_tokenizer="of-b")
     assert named.second == PolicySettings(SECOND, tokenizer="of-b", concurrency=3)
-    with pytest.raises(PrismError, match="are about a second policy: give --second-policy"):
+    with pytest.raises(PrismError, match="are for a second policy: give --second-policy"):
         replace(recipe, second_model="b")
