@@ -34,7 +34,7 @@ from prism_prm.errors import SettingError
         (dict[str, Share], [{}, {"a": 1}], [{"a": 2}], "must be 0 or more and at most 1"),
         (bool, [True], [1, "yes", None], "must be true or false"),
         (str, ["a"], [""], "must not be empty"),
-        (Annotated[str, MAY_BE_EMPTY] | None, ["", None], [3], "must be a text"),
+        (Annotated[str, MAY_BE_EMPTY] | None, ["", None], [3], "must be a string"),
     ],
 )
 def test_what_a_type_accepts(hint: Any, right: list[Any], wrong: list[Any], reason: str) -> None:

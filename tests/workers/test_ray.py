@@ -163,7 +163,7 @@ def test_a_node_without_the_folder_gets_one_copy(
     monkeypatch.setattr(pool, "pack", lambda ray, _folder: pack(ray, str(place / "prm")))
     from prism_prm.ray.cluster import pack
 
-    make = partial(_load, place="/elsewhere/prm", options={})
+    make = partial(_load, place="/elsewhere/prm", load={})
     settings = RaySettings(address=cluster.address, workers=1)
     with Ray(settings).open(Opening(make, ("/elsewhere/prm",)), alike=methodcaller("identity")) as workers:
         assert workers.ask(methodcaller("identity")) == load_prm(place / "prm").identity()
