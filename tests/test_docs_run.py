@@ -63,8 +63,8 @@ def searched(runs: Path) -> list[float]:
 
 def labeled(runs: Path) -> list[float]:
     found = metrics(runs / "answers" / "labels")
-    counts = [found[name] for name in ("num_solved", "num_problems", "num_labelled", "rollouts", "policy_tokens")]
-    return [*counts, 100 * found["num_right"] / found["num_labelled"], found["pairs"]["0"], found["pairs"]["0.5"]]
+    counts = [found[name] for name in ("num_solved", "num_problems", "num_labeled", "rollouts", "policy_tokens")]
+    return [*counts, 100 * found["num_right"] / found["num_labeled"], found["pairs"]["0"], found["pairs"]["0.5"]]
 
 
 def noise(runs: Path, group: str, *rates: str) -> list[float]:

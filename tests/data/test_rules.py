@@ -83,7 +83,7 @@ def test_equal_texts_never_become_negatives() -> None:
     for audit in ("keep", "drop"):
         drops: Counter[str] = Counter()
         assert lookahead_pairs(tree, PairSettings(audit=audit), drops=drops) == []
-        assert +drops == {"same_text": 1, "same_normalised_text": 2}
+        assert +drops == {"same_text": 1, "same_normalized_text": 2}
 
 
 def test_soft_labels_have_thresholds() -> None:

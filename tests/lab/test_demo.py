@@ -90,8 +90,8 @@ def test_curves_start_at_the_policys_accuracy_and_end_below_the_oracle(out: Path
 def test_over_optimization_is_measured_from_the_untrained_policy(out: Path) -> None:
     metrics = json.loads((out / "metrics.json").read_text())
     pool = {(c["method"], c["prm"], c["aggregator"]): c for c in metrics["pool"][0]}
-    assert list(metrics["over_optimisation"]) == ["base", *demo_settings(quick=True).names]
-    for prm, lines in metrics["over_optimisation"].items():
+    assert list(metrics["over_optimization"]) == ["base", *demo_settings(quick=True).names]
+    for prm, lines in metrics["over_optimization"].items():
         best, policy = lines["Best-of-n"], metrics["policies"][0][f"{prm}-outcome-0"]["looks"]
         assert best["gold"] == pytest.approx(pool["best-of-n", prm, "min"]["accuracy"])
         assert best["sqrt_kl"][:2] == pytest.approx([0, np.sqrt(np.log(2) - 0.5)])

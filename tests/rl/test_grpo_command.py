@@ -226,9 +226,9 @@ def test_a_critic_can_be_the_reward(folder: Path) -> None:
     out = folder / "critic"
     with serve(answer) as (url, asked):
         settings = [
-            f"prm=critic:openai:{url}", f"loading.critic.replies={folder / 'replies'}", "loading.critic.votes=1",
-            "loading.critic.redraws=0", "loading.critic.log_probabilities=off", "loading.critic.on_missing=wrong",
-            "loading.critic.price_prompt=100000", "evaluation.tasks=[]", "monitor.votes=0", "reward.gate=false",
+            f"prm=critic:openai:{url}", f"load.critic.replies={folder / 'replies'}", "load.critic.votes=1",
+            "load.critic.redraws=0", "load.critic.log_probabilities=off", "load.critic.on_missing=wrong",
+            "load.critic.price_prompt=100000", "evaluation.tasks=[]", "monitor.votes=0", "reward.gate=false",
         ]  # fmt: skip
         command = ["grpo", str(folder / "recipe.toml"), "--out", str(out), *(f"--set={one}" for one in settings)]
         result = CliRunner().invoke(app, command, catch_exceptions=False)

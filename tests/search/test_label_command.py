@@ -59,7 +59,7 @@ def test_from_problems_to_pairs(command: list[str], tmp_path: Path) -> None:
     steps = [step for tree in trees for step in tree.nodes]
     assert metrics["num_problems"] == 10
     assert metrics["num_trees"] == len(trees) == 20 - metrics["left_out"].get("equal solutions", 0)
-    assert metrics["num_steps"] == metrics["num_labelled"] == len(steps)
+    assert metrics["num_steps"] == metrics["num_labeled"] == len(steps)
     assert metrics["num_right"] == sum(step.label == 1.0 for step in steps)
     assert metrics["rollouts"] == sum(step.estimate.rollouts for step in steps if step.estimate)
     assert metrics["num_solved"] == sum(bool(tree.ended) and tree.nodes[tree.trunk[-1]].label == 1.0 for tree in trees)
@@ -119,7 +119,7 @@ def test_a_second_policy_drops_what_it_disagrees_with(command: list[str], world_
     metrics = json.loads((out / "metrics.json").read_text())
     found = metrics["consensus"]
     # It is the same policy, yet asked with other words: only steps of uncertain value can differ.
-    assert found["agreed"] == metrics["num_labelled"]
+    assert found["agreed"] == metrics["num_labeled"]
     assert sum(found.values()) == metrics["num_steps"]
     labels = [step.label for tree in iter_trees(out) for step in tree.nodes]
     assert labels.count(None) == sum(count for words, count in found.items() if words != "agreed")
@@ -161,7 +161,7 @@ def test_only_labels_that_a_critic_confirms_are_kept(command: list[str], tmp_pat
     assert set(expected) == {
         "agreed", "no second opinion", "only the first calls it right", "only the second calls it right",
     }  # fmt: skip
-    assert metrics["num_labelled"] == expected["agreed"]
+    assert metrics["num_labeled"] == expected["agreed"]
     assert metrics["critic"]["missing"] == {"no-verdict": expected["no second opinion"]}
     page = (out / "report.md").read_text()
     assert f"| consensus: no second opinion | {expected['no second opinion']} |" in page

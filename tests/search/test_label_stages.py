@@ -97,7 +97,7 @@ def test_a_second_policy_draws_numbers_of_its_own(tmp_path: Path, second: list[N
     (other,) = second
     assert not set(first.keys) & set(other.keys)
     found = metrics["consensus"]
-    assert found["agreed"] == metrics["num_labelled"]
+    assert found["agreed"] == metrics["num_labeled"]
     assert min(found[f"only the {one} calls it right"] for one in ("first", "second")) > 5, "luck differs"
 
 

@@ -1,7 +1,7 @@
 """Policies: the protocol (a policy continues a text by one step), prompts, and how to open one by name.
 
 A policy is a function of TEXT. Caching between steps (key/values) only saves work: the same text, random key and
-sampling settings give the same step, whatever else is in the batch and whoever wrote the text.
+sampling settings give the same step, whatever else is in the batch and whatever wrote the text.
 
 Nothing here imports torch.
 """

@@ -53,8 +53,8 @@ def main() -> None:
         sys.exit(0)
     except click.UsageError as error:
         name = error.ctx.info_name if error.ctx and error.ctx.parent else ""
-        said = " ".join(error.format_message().split()).rstrip(".")
-        _end(f"{said}. See `{' '.join(filter(None, ('prism', name)))} --help`.")
+        message = " ".join(error.format_message().split()).rstrip(".")
+        _end(f"{message}. See `{' '.join(filter(None, ('prism', name)))} --help`.")
     except PrismError as error:
         _end(str(error))
     except OSError as error:  # a file in the way, a full disk, no permission

@@ -163,11 +163,11 @@ METAVARS = {
     "policy.name": "POLICY", "predictions": "FILE", "ray.address": "ADDRESS", "scores": "FILE", "split": "NAME",
     "store": "FOLDER", "trained_on": "DATA", "world": "FOLDER",
 }  # fmt: skip
-"""Setting → what stands for its value in the help, where the name of the setting does not do."""
+"""Setting → the placeholder of its value in the help, where it is not the name of the setting."""
 
 
 def metavar(setting: Setting) -> str:
-    """What stands for an option's value in the help."""
+    """The placeholder of an option's value in the help."""
     if setting.name in METAVARS:
         return METAVARS[setting.name]
     if setting.hint in (int, int | None):

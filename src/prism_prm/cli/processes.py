@@ -42,7 +42,7 @@ def join_processes() -> PartialState:
     from accelerate import PartialState
     from accelerate.utils import parse_flag_from_env
 
-    # accelerate only counts processes on CPUs if it is told that they run there; each one is else the first of one.
+    # accelerate counts processes on CPUs only with cpu=True; otherwise each one would be the first of one.
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     has_gpus = kind is not None and kind.type != "mps"
     on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not has_gpus

@@ -1,4 +1,4 @@
-"""A solution with its scores as lines of a terminal: colour, mark and number, none of which is needed for the others.
+"""A solution with its scores as lines of a terminal: color, mark and number; each alone is enough.
 
 What a model wrote is shown as text. Escape sequences, control characters and marks that reverse the direction of
 writing are made visible, so that no solution can change the terminal or the lines around it.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MARKS = {True: "✓", False: "✗", None: "?"}
 PLAIN_MARKS = {True: "+", False: "x", None: "?"}
 """For an encoding that has no others."""
-COLOURS = {True: "green", False: "red", None: "yellow"}
+COLORS = {True: "green", False: "red", None: "yellow"}
 TAB = 4
 LONGEST_NAME = 12
 """Columns of a PRM's name above its scores."""
@@ -29,7 +29,7 @@ GAP = 2
 LEAST = 20
 """Columns that the text of a step needs beside the scores; with less, they stand below it."""
 _JOINING = frozenset("\u00ad\u061c\u200c\u200d\u200e\u200f")
-"""Invisible characters that many languages and emoji need; they change nothing beyond their neighbours."""
+"""Invisible characters that many languages and emoji need; they change nothing beyond their neighbors."""
 
 
 def harmless(text: str) -> str:
@@ -93,7 +93,7 @@ class _Lines:
             table.add_column(name, no_wrap=True, min_width=width)
         table.add_column(overflow="fold")
         for step in range(len(one.tree.nodes)):
-            cells = [self._text(self._score(judged, step), COLOURS[judged.is_right(step)]) for judged in one.by_prm]
+            cells = [self._text(self._score(judged, step), COLORS[judged.is_right(step)]) for judged in one.by_prm]
             if fits:
                 table.add_row(self._text(str(step + 1)), *cells, self._said(one, step))
                 continue
@@ -103,9 +103,9 @@ class _Lines:
         return table
 
     def _said(self, one: LookedAt, step: int) -> Text:
-        """A step's text, in the colour of the verdict where there is only one, and what is to be known of it."""
+        """A step's text, in the color of the verdict if there is only one, with its notes."""
         several = len(one.by_prm) > 1
-        said = self._text(harmless(one.tree.nodes[step].text), "" if several else COLOURS[one.by_prm[0].is_right(step)])
+        said = self._text(harmless(one.tree.nodes[step].text), "" if several else COLORS[one.by_prm[0].is_right(step)])
         parent = one.tree.parents[step]
         if parent != step - 1:
             said.append(f"  ({f'after step {parent + 1}' if parent >= 0 else 'another first step'})", "italic")

@@ -72,7 +72,7 @@ def build_pairs(
         advance: a callback, called with the number of newly read bytes of input.
 
     Example:
-        >>> summary = build_pairs("labelled.jsonl", "pairs", PairRecipe(PairSettings(lookahead="none")))
+        >>> summary = build_pairs("labeled.jsonl", "pairs", PairRecipe(PairSettings(lookahead="none")))
         >>> summary["trees"]
         4
     """

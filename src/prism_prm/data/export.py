@@ -81,7 +81,7 @@ def export_pairs(
         advance: a callback, called with the number of newly written records.
 
     Example:
-        >>> summary = build_pairs("labelled.jsonl", "pairs")
+        >>> summary = build_pairs("labeled.jsonl", "pairs")
         >>> export_pairs("pairs", "trl-preference", "pairs.jsonl") == summary["pairs"]["total"]
         True
     """

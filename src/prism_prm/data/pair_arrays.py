@@ -122,7 +122,7 @@ def lookahead_columns(forest: Forest, first_id: int, settings: PairSettings, dro
         trunks = [[draft.texts[node] for node in draft.trunk] for draft in forest.drafts]
         normalized = string_codes(pa.array(map(normalize_step, chain.from_iterable(trunks)), pa.string()))
         same = keep & (normalized[here] == normalized[later])
-        drops["same_normalised_text"] += int(np.count_nonzero(same))
+        drops["same_normalized_text"] += int(np.count_nonzero(same))
         keep &= ~same
         audits = [audit_trunk(draft.problem, trunk) for draft, trunk in zip(forest.drafts, trunks, strict=True)]
         needs = np.array(list(chain.from_iterable(needs for _, needs in audits)), dtype=np.int64)

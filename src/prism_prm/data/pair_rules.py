@@ -215,7 +215,7 @@ def lookahead_pairs(
             if texts[at] == texts[later]:
                 reason = "same_text"
             elif settings.audit != "off" and normalize_step(texts[at]) == normalize_step(texts[later]):
-                reason = "same_normalised_text"
+                reason = "same_normalized_text"
             elif settings.audit != "off" and (marked := mark(tree.problem, texts, at, later)):
                 drops[f"marked:{marked}"] += 1
                 reason = marked if settings.audit == "drop" else None

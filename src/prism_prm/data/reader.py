@@ -114,7 +114,7 @@ def read_trees(
         options: how to read ratings, and what to leave out.
 
     Example:
-        >>> tree = next(read_trees("labelled.jsonl"))
+        >>> tree = next(read_trees("labeled.jsonl"))
         >>> [(step.text, step.label) for step in tree.nodes]
         [('1 + 1 = 2', 1.0), ('2 + 1 = 3', 1.0), ('3 + 1 = 5', 0.0)]
     """

@@ -196,7 +196,7 @@ class ProgramJudge:
 
 
 def _run_with_retries(sandbox: Sandbox, jobs: Sequence[Program | Call]) -> list[list[RunResult]]:
-    """Run jobs; a job that could not be started is retried alone, because it says nothing about its program."""
+    """Run jobs; a job that could not be started is retried alone, because that is no verdict on its program."""
 
     def run(batch: Sequence[Program | Call]) -> list[list[RunResult]]:
         return [runs if isinstance(runs, list) else [runs] for runs in sandbox.map(batch)]

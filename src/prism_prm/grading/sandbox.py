@@ -40,7 +40,7 @@ from prism_prm.grading.sandbox_process import ProcessResult, run_process
 
 RunStatus = Literal["ok", "timeout", "memory", "output", "error", "sandbox"]
 """How a run ended: by itself; at the limit of time, memory or output; by an exception, a signal or a nonzero exit code;
-or "sandbox" if the program could not be started, which says nothing about the program."""
+or "sandbox" if the program could not be started, which is no verdict on the program."""
 _NUM_SLOTS = 256
 """The maximum number of concurrent runs; under root, each has its own user."""
 

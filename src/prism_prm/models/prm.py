@@ -358,7 +358,7 @@ def fit(
     if long and choice == "error":
         raise DataError(
             f"{describe(tree, long[0])}: problem and steps up to here are {encoded.path_tokens(long[0])} tokens, "
-            f"but the model's context is {context}. With on_too_long='drop-left-steps' (--on-too-long) its earliest "
+            f"but the model's context is {context}. With on_too_long='drop-left-steps' its earliest "
             "steps are left out.",
             reason="too-long",
         )

@@ -102,7 +102,7 @@ class GrpoRecipe:
     reward: RewardSettings = field(default_factory=RewardSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    loading: PrmOptions = field(default_factory=PrmOptions)
+    load: PrmOptions = field(default_factory=PrmOptions)
     """How to load the PRM: dtype, device, family, …; for a critic, its settings in the table `critic`."""
     trainer: dict[str, Any] = field(default_factory=dict)
     """Settings of TRL's GRPOConfig, passed on unchanged."""
@@ -111,8 +111,8 @@ class GrpoRecipe:
         if not self.policy:
             raise ConfigError('no policy: set policy, e.g. policy = "Qwen/Qwen2.5-1.5B-Instruct"')
         find_credit(self.credit)
-        if self.loading.ray is not None or self.loading.families:
-            raise ConfigError("loading: the PRM runs in the trainer's own processes; remove ray and families")
+        if self.load.ray is not None or self.load.families:
+            raise ConfigError("load: the PRM runs in the trainer's own processes; remove ray and families")
         if not self.prm and self.credit != "outcome":
             raise ConfigError(f'credit = {self.credit!r} needs step scores: set prm, or credit = "outcome"')
 
@@ -121,7 +121,7 @@ def check_places(recipe: GrpoRecipe) -> None:
     """Raise if models or local files are missing, before anything is loaded."""
     check_model(recipe.policy)
     if recipe.prm:
-        check_scorer(recipe.prm, recipe.loading)
+        check_scorer(recipe.prm, recipe.load)
     problems = recipe.problems
     find_sources(
         [place for place in (problems.train_data, problems.held_out_data, *recipe.evaluation.data.values()) if place]

@@ -143,7 +143,7 @@ def _open_reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> I
     if not recipe.prm:
         yield AnswerReward(grader), "right answers"
         return
-    options = recipe.loading
+    options = recipe.load
     if state.num_processes > 1 and options.device is None:
         options = replace(options, device=str(state.device))
     reward = PRMReward(recipe.prm, **asdict(recipe.reward), sandbox=recipe.sandbox, prm_options=options)

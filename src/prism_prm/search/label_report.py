@@ -100,7 +100,7 @@ def _metrics(run: LabelRun) -> dict[str, Any]:
         "num_trees": len(run.trees),
         "num_solved": sum(sum(result.reached) for result in results),
         "num_steps": len(steps),
-        "num_labelled": len(labels),
+        "num_labeled": len(labels),
         "num_right": sum(label > 0.5 for label in labels),
         **_cost(results),
         "pairs": {f"{least:g}": sum(gap is None or gap >= least for gap in gaps) for least in GAPS},
@@ -130,7 +130,7 @@ def _cost(results: Sequence[LabelResult]) -> dict[str, int]:
 
 
 def _finding(metrics: dict[str, Any]) -> str:
-    labeled = metrics["num_labelled"]
+    labeled = metrics["num_labeled"]
     right = percent(metrics["num_right"] / labeled) if labeled else "no"
     text = (
         f"{number(labeled)} of {number(metrics['num_steps'])} steps are labeled, {right} % of them right, from "
@@ -171,7 +171,7 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
     """The rows of the table of labels and their cost."""
     solved = f"{number(metrics['num_solved'])} of {number(metrics['num_trees'])}"
     names = {
-        "num_problems": "problems", "num_trees": "trees", "num_steps": "steps", "num_labelled": "labeled steps",
+        "num_problems": "problems", "num_trees": "trees", "num_steps": "steps", "num_labeled": "labeled steps",
         "num_right": "labeled right", "rollouts": "rollouts", "policy_tokens": "policy tokens",
     }  # fmt: skip
     critic_costs = {}  # of this run; cached replies cost nothing

@@ -294,7 +294,7 @@ def _metrics(found: Findings) -> dict[str, Any]:
         "far_pool": [pool(curves) for curves in found.far_curves],
         "far_guided": guided(far=True) if found.far_steps else [],
         "policies": policy_metrics(found),
-        "over_optimisation": over_optimization(found),
+        "over_optimization": over_optimization(found),
         "verdicts": [result.world.verdicts() for result in found.results],
     }
 

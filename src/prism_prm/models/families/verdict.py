@@ -50,7 +50,7 @@ class VerdictFamily(LabelTokens):
         if shared is None:
             raise ModelError(
                 f"family 'verdict': one of the labels {self.chosen['yes']!r} and {self.chosen['no']!r} begins with the "
-                f"other in this tokenizer, so they cannot be told apart; set other labels (settings yes and no)"
+                f"other in this tokenizer, so they cannot be distinguished; set other labels (settings yes and no)"
             )
         self.rows = yes[shared], no[shared]
         self._before = self.text.layout(opening) if is_chat else self.text.bos()
