@@ -17,7 +17,7 @@ import httpx
 from playwright.sync_api import sync_playwright
 
 from prism_prm import example_folder
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 
 FIGURE = Path(__file__).parent.parent / "docs" / "figures" / "page.png"
 WIDTH, HEIGHT = 1180, 740
@@ -36,7 +36,7 @@ def main() -> None:
             assert found is not None, "the first line has the address"
             while httpx.get(f"{found[0]}/ready").status_code != 200:
                 time.sleep(0.2)
-            with whole_file(out) as aside:
+            with atomic_file(out) as aside:
                 aside.write_bytes(picture(found[0]))
         finally:
             server.terminate()

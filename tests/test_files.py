@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prism_prm.errors import DataError, PrismError
-from prism_prm.files import JsonLines, whole_file, whole_folder
+from prism_prm.files import JsonLines, atomic_file, atomic_folder
 
 
 def _private(path: Path) -> None:
@@ -24,9 +24,9 @@ def _private(path: Path) -> None:
 def test_others_can_read_what_a_library_wrote_for_its_owner_alone(tmp_path: Path) -> None:
     (tmp_path / "usual").write_text("x")
     usual = (tmp_path / "usual").stat().st_mode
-    with whole_file(tmp_path / "file") as aside:
+    with atomic_file(tmp_path / "file") as aside:
         _private(aside)
-    with whole_folder(tmp_path / "folder") as aside:
+    with atomic_folder(tmp_path / "folder") as aside:
         (aside / "inner").mkdir()
         _private(aside / "inner" / "file")
     assert (tmp_path / "file").stat().st_mode == usual
@@ -34,16 +34,16 @@ def test_others_can_read_what_a_library_wrote_for_its_owner_alone(tmp_path: Path
 
 
 def test_a_failed_block_leaves_nothing_and_keeps_what_was_there(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "file") as aside:
+    with atomic_file(tmp_path / "file") as aside:
         aside.write_text("old")
 
     def half_a_file() -> None:
-        with whole_file(tmp_path / "file") as aside:
+        with atomic_file(tmp_path / "file") as aside:
             aside.write_text("ne")
             raise KeyboardInterrupt
 
     def half_a_folder() -> None:
-        with whole_folder(tmp_path / "folder") as aside:
+        with atomic_folder(tmp_path / "folder") as aside:
             (aside / "part").write_text("x")
             raise KeyboardInterrupt
 
@@ -113,7 +113,7 @@ lines.append("y" * 57)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG])
 def test_what_cannot_be_written_is_named(number: int, tmp_path: Path) -> None:
     """The system's error has no path when a write fails, and the path of a file aside when opening one does."""
-    for write in (whole_file, whole_folder):
+    for write in (atomic_file, atomic_folder):
         with pytest.raises(PrismError) as caught, write(tmp_path / "out.bin"):
             raise OSError(number, os.strerror(number))
         assert str(caught.value).startswith(
@@ -126,7 +126,7 @@ def test_what_cannot_be_written_is_named(number: int, tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_file_that_is_read_is_not_taken_for_one_of_writing(tmp_path: Path) -> None:
-    with pytest.raises(PermissionError), whole_file(tmp_path / "out.bin"):
+    with pytest.raises(PermissionError), atomic_file(tmp_path / "out.bin"):
         raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/input.jsonl")
 
 
@@ -134,8 +134,8 @@ def test_an_error_of_a_file_that_is_read_is_not_taken_for_one_of_writing(tmp_pat
     "write",
     [
         "files.write_text(path, 'x' * 9999)",
-        "\nwith files.whole_file(path) as aside:\n    pq.write_table(pa.table({'x': list(range(9999))}), aside)",
-        "\nwith files.whole_folder(path) as aside:\n    save_file({'x': np.arange(9999.0)}, aside / 'x.safetensors')",
+        "\nwith files.atomic_file(path) as aside:\n    pq.write_table(pa.table({'x': list(range(9999))}), aside)",
+        "\nwith files.atomic_folder(path) as aside:\n    save_file({'x': np.arange(9999.0)}, aside / 'x.safetensors')",
     ],
 )
 def test_libraries_that_meet_a_full_disc(write: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from prism_prm import job
 from prism_prm.errors import ConfigError, PrismError
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 from prism_prm.job import KEY, Journal, content_key, is_made_for, locked, locked_file, once, refuse_changes
 
 
@@ -122,14 +122,14 @@ def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path: Path) -> None
 
 def test_whoever_locks_a_folder_removes_what_killed_processes_left_in_it(tmp_path: Path) -> None:
     code = (
-        "import os; from prism_prm.files import whole_file, whole_folder\n"
-        "with whole_file('a/file') as file, whole_folder('model') as folder:\n"
+        "import os; from prism_prm.files import atomic_file, atomic_folder\n"
+        "with atomic_file('a/file') as file, atomic_folder('model') as folder:\n"
         "    file.write_text('x'); (folder / 'weights').write_text('x'); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
     left = sorted(path.name for path in tmp_path.rglob("*.part"))
     assert [name[:6] for name in left] == [".file.", ".model"]
-    with whole_file(tmp_path / "a" / "mine") as mine, locked(tmp_path):
+    with atomic_file(tmp_path / "a" / "mine") as mine, locked(tmp_path):
         assert list(tmp_path.rglob("*.part")) == [mine], "what a live process writes stays"
         mine.write_text("x")
     assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["a", "mine"]

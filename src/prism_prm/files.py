@@ -104,7 +104,7 @@ def _is_about(error: Exception, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def whole_file(path: str | Path) -> Iterator[Path]:
+def atomic_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` when the block ends without an error."""
     path = Path(path)
     aside = _aside(path)
@@ -124,7 +124,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def whole_folder(path: str | Path) -> Iterator[Path]:
+def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces `path` when the block ends without an error."""
     path = Path(path)
     aside = _aside(path)
@@ -153,7 +153,7 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file atomically."""
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
@@ -212,7 +212,7 @@ class JsonLines:
     def rewrite(self, records: Iterable[Any]) -> None:
         """Replace all records."""
         self.close()
-        with whole_file(self.path) as aside:
+        with atomic_file(self.path) as aside:
             aside.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
         self._end = None
 

@@ -231,14 +231,14 @@ class Job:
         kind: type[Result],
         chunk: int,
         made_from: Mapping[str, str] | None = None,
-        begin: Callable[[Collection[str]], None] = lambda _: None,
-        hear: Callable[[Any], str] = lambda _: "",
+        on_start: Callable[[Collection[str]], None] = lambda _: None,
+        on_event: Callable[[Any], str] = lambda _: "",
     ) -> Mapped[Result]:
         """Process the items that are not done yet, and return the results of all.
 
         Args:
             act: processes a chunk of items with the state of a worker; a generator that yields a `Finished` for each
-                item as soon as it is done, and any other events for `hear`.
+                item as soon as it is done, and any other events for `on_event`.
             items: by their keys. Chunks are cut from all items, so an item is always processed together with the same
                 others, however often the job was stopped.
             name: the name of the journal, and of the work in messages.
@@ -249,9 +249,9 @@ class Job:
             kind: the type of a result.
             chunk: the number of items that are processed together.
             made_from: a hash of each item's own inputs; an item whose hash changed is processed again.
-            begin: a callback that gets the keys of the finished items before the work starts; not called if no work
+            on_start: a callback that gets the keys of the finished items before the work starts; not called if no work
                 is left.
-            hear: a callback for everything that `act` yields; returns the text beside the progress bar.
+            on_event: a callback for everything that `act` yields; returns the text beside the progress bar.
         """
         made_from = made_from or dict.fromkeys(items, "")
         with Journal(self._journal(name), made_with, kind) as journal:
@@ -280,7 +280,7 @@ class Job:
             before, started = journal.seconds, time.monotonic()
             with stoppable(lambda: f"with {len(journal.done):,} of {total:,} {unit} {verb}, {name}"):
                 if chunks:
-                    begin(journal.done)
+                    on_start(journal.done)
                     with progress(f"{name}: {verb}", total, unit=unit, done=done) as advance:
                         for _, events in workers.run(act, chunks, queued=False):
                             for event in events:
@@ -288,7 +288,7 @@ class Job:
                                 if is_new:
                                     seconds = before + time.monotonic() - started
                                     journal.append(event.key, event.result, made_from[event.key], seconds)
-                                advance(int(is_new), f"{hear(event)}   {workers.rates()}".strip())
+                                advance(int(is_new), f"{on_event(event)}   {workers.rates()}".strip())
             return Mapped({key: journal.done[key] for key in items}, journal.seconds)
 
 

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from prism_prm.console import Advance, ignore, say
 from prism_prm.errors import DataError
 from prism_prm.file_types import fitted, reading_parquet
-from prism_prm.files import remove_parts, whole_file
+from prism_prm.files import atomic_file, remove_parts
 from prism_prm.job import Chunk, Here, stoppable
 from prism_prm.scorer import Scorer, ScorerFacts, TreeScores
 from prism_prm.tree import ROOT, StepTree
@@ -283,7 +283,7 @@ class ScoreStore:
         if records_N["unjudged"].any():
             columns["unjudged"] = pa.array(np.ascontiguousarray(records_N["unjudged"]))
         name = f"{hashlib.blake2b(keys_N.tobytes(), digest_size=16).hexdigest()}.parquet"
-        with whole_file(self.folder / name) as aside:
+        with atomic_file(self.folder / name) as aside:
             pq.write_table(pa.table(columns), aside)
         self._files.add(name)
         self._index.add(keys_N, records_N)

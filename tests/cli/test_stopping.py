@@ -108,7 +108,7 @@ CASES = {
     "demo": (
         "demo --quick --out demo", ("prism_prm.lab.world.build", "", "train_policy"), 0, "resume seed 0.", "",
     ),
-    "pairs": ("pairs trl.jsonl --out pairs", ("prism_prm.data.build_pairs", "", "whole_file"), 2, "start again.", ""),
+    "pairs": ("pairs trl.jsonl --out pairs", ("prism_prm.data.build_pairs", "", "atomic_file"), 2, "start again.", ""),
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from prism_prm.data.reader import Reader
 from prism_prm.data.same_problem import Exclusions, Splits, split_by_problem
 from prism_prm.data.tables import PAIRS, Forest, pair_writer, tree_table, tree_writer
 from prism_prm.errors import DataError
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 from prism_prm.job import Job
 from prism_prm.tree import PAIR_KINDS, PairKind
 
@@ -89,9 +89,9 @@ def build_pairs(
     done = 0
     with (
         Job(out),
-        whole_file(out / "trees.parquet") as trees_file,
-        whole_file(out / "pairs.parquet") as pairs_file,
-        whole_file(out / "summary.json") as summary_file,
+        atomic_file(out / "trees.parquet") as trees_file,
+        atomic_file(out / "pairs.parquet") as pairs_file,
+        atomic_file(out / "summary.json") as summary_file,
     ):
         with (
             tree_writer(trees_file) as trees,

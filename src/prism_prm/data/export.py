@@ -12,7 +12,7 @@ from prism_prm.console import Advance, ignore
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.data.tables import check_split, iter_pairs, iter_trees, no_such_node
 from prism_prm.errors import ConfigError
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 from prism_prm.tree import StepPair, StepTree
 
 SEPARATOR = "\n\n"
@@ -89,7 +89,7 @@ def export_pairs(
         raise ConfigError(f"Unknown format {format!r}. Known: {', '.join(EXPORTS)}.")
     keep_inputs([folder], [out])
     count = 0
-    with whole_file(out) as aside, aside.open("wb") as file:
+    with atomic_file(out) as aside, aside.open("wb") as file:
         for count, record in enumerate(EXPORTS[format](folder, split=split), start=1):
             file.write(msgspec.json.encode(record) + b"\n")
             if count % 1000 == 0:

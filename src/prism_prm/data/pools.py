@@ -28,7 +28,7 @@ from prism_prm.data.formats import POOL_FIELDS
 from prism_prm.data.inputs import decode, find_sources, read_records, rows
 from prism_prm.data.tasks import no_answer, problem_of, seems_to_have_an_answer
 from prism_prm.errors import DataError
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 from prism_prm.grading.problems import TaskProblem
 from prism_prm.steps import split_steps
 from prism_prm.tree import StepTree, iter_unique_names
@@ -234,7 +234,7 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
 def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:
     """Write a pool as JSON lines, atomically."""
     optional = ("answer", "scores", "tokens", "correct")
-    with whole_file(path) as aside, aside.open("wb") as file:
+    with atomic_file(path) as aside, aside.open("wb") as file:
         for entry in problems:
             problem = entry.problem
             record: dict[str, Any] = {"problem": problem.text, "answer": problem.answer, "name": problem.name}

@@ -23,7 +23,7 @@ from prism_prm.console import Advance, ignore
 from prism_prm.data.formats import Draft
 from prism_prm.errors import DataError
 from prism_prm.file_types import fitted, reading_parquet
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 from prism_prm.tree import Estimate, StepPair, StepTree
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
@@ -192,7 +192,7 @@ def tree_table(forest: Forest, *, tree_ids: Sequence[int], splits: Sequence[str]
 
 def write_trees(path: str | Path, trees: Iterable[StepTree], *, split: str = "", source: str = "") -> None:
     """Write `trees.parquet`, all in one split."""
-    with whole_file(path) as aside, tree_writer(aside) as writer:
+    with atomic_file(path) as aside, tree_writer(aside) as writer:
         for chunk in _batched(trees, 1024):
             size = len(chunk)
             forest = Forest.of([Draft.of(tree) for tree in chunk])
@@ -256,7 +256,7 @@ def iter_trees(path: str | Path, *, split: str | None = None, advance: Advance =
 
 def write_pairs(path: str | Path, pairs: Iterable[StepPair], *, split: str = "") -> None:
     """Write `pairs.parquet`, all in one split."""
-    with whole_file(path) as aside, pair_writer(aside) as writer:
+    with atomic_file(path) as aside, pair_writer(aside) as writer:
         for chunk in _batched(pairs, 65536):
             values = [[getattr(pair, field.name, split) for pair in chunk] for field in PAIRS]
             arrays = [pa.array(column, field.type) for column, field in zip(values, PAIRS, strict=True)]

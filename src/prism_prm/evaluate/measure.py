@@ -20,7 +20,7 @@ from prism_prm import metrics
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.errors import DataError
 from prism_prm.file_types import fitted, reading_parquet
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 from prism_prm.metrics import ratio
 from prism_prm.report import NO_DATA, percent
 from prism_prm.stats import (
@@ -164,7 +164,7 @@ def write_steps(path: str | Path, steps: Steps) -> None:
     table = pa.Table.from_arrays(columns, names=list(_COLUMNS))
     if steps.item_content is not None:
         table = table.append_column(_CONTENT, names(steps.item_content, steps.step_item))
-    with whole_file(path) as partial_file:
+    with atomic_file(path) as partial_file:
         pq.write_table(table.replace_schema_metadata({"hard": str(int(steps.hard))}), partial_file)
 
 

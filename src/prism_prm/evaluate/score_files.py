@@ -28,7 +28,7 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluate.benchmarks import Item, ItemSet, find_benchmark
 from prism_prm.evaluate.measure import NOT_JUDGED, Steps
 from prism_prm.file_types import fitted, reading_parquet
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 from prism_prm.job import KEY, is_made_for, locked_file
 from prism_prm.scorer import Scorer, TreeScores, sigmoid
 from prism_prm.stats import number_clusters
@@ -156,7 +156,7 @@ def write_scores(
         if is_made_for(out, digest.hexdigest()):
             say(f"Reusing all scores: {out} is complete")
             if card_of_scores(out) != (card := card_values(scorer)):  # update the card; the scores do not depend on it
-                with pq.ParquetFile(out) as old, whole_file(out) as partial:
+                with pq.ParquetFile(out) as old, atomic_file(out) as partial:
                     kept = {k: v for k, v in old.metadata.metadata.items() if k not in (_CARD, b"ARROW:schema")}
                     with pq.ParquetWriter(partial, old.schema_arrow.remove_metadata()) as new:
                         for group in range(old.num_row_groups):
@@ -167,7 +167,7 @@ def write_scores(
         else:
             rows: list[pa.Table] = []
             counts = {_TOO_LONG: 0, _UNJUDGED: 0}
-            with whole_file(out) as partial, pq.ParquetWriter(partial, scores_schema(scorer.outputs)) as writer:
+            with atomic_file(out) as partial, pq.ParquetWriter(partial, scores_schema(scorer.outputs)) as writer:
 
                 def write() -> None:
                     if rows:

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from prism_prm.errors import DataError
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 from prism_prm.models.load_lm import hash_tensors, plain_config
 from prism_prm.models.module import PrmModule, divide
 from prism_prm.models.packing import PackedBatch, Row, batch_rows
@@ -124,7 +124,7 @@ class LowerCache:
             "hidden": torch.cat(list(new.values())),
         }
         try:
-            with whole_file(path) as aside:
+            with atomic_file(path) as aside:
                 save_file(content, aside)
             self._add(path)
             with self._list.open("a", encoding="utf-8") as file:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prism_prm.errors import ConfigError, ModelError, first_sentence
-from prism_prm.files import whole_folder
+from prism_prm.files import atomic_folder
 from prism_prm.models.attention import check_attention
 from prism_prm.models.card import README, Card, find_card, first_is_right
 from prism_prm.models.families.base import Family
@@ -112,7 +112,7 @@ def save_folder(
         config.label2id = {label: i for i, label in config.id2label.items()}
     config.dtype = next(iter(weights.values())).dtype
     vars(config).pop("auto_map", None)  # it refers to code in the original repository, which is not saved
-    with whole_folder(folder) as aside:
+    with atomic_folder(folder) as aside:
         save_torch_state_dict({key: value.detach().cpu().contiguous() for key, value in weights.items()}, aside)
         config.save_pretrained(aside)
         family.text.tokenizer.save_pretrained(aside)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
-from prism_prm.files import whole_folder, writing
+from prism_prm.files import atomic_folder, writing
 from prism_prm.ray import LOCAL, RaySettings
 
 
@@ -202,7 +202,7 @@ def unpack(copy: FolderCopy) -> str:
     with (cache / f".{copy.content}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # waits while another worker writes; held until the file is closed
         if not folder.is_dir():
-            with whole_folder(folder) as partial:
+            with atomic_folder(folder) as partial:
                 for name, refs in copy.files:
                     (partial / name).parent.mkdir(parents=True, exist_ok=True)
                     with (partial / name).open("wb") as file:

@@ -20,7 +20,7 @@ import numpy as np
 
 from prism_prm.config import Count, Natural, check
 from prism_prm.errors import DataError, PrismError
-from prism_prm.files import JsonLines, whole_file
+from prism_prm.files import JsonLines, atomic_file
 from prism_prm.stats import Interval, mean_interval
 
 RUN, POLICY, LOG, POINTS, SAMPLES = "run.json", "policy", "log.json", "looks.parquet", "samples.jsonl"
@@ -192,7 +192,7 @@ def write_points(path: str | Path, points: Sequence[EvalPoint]) -> None:
         rows.append(row | point.numbers)
     names = list(dict.fromkeys(name for row in rows for name in row))  # a missing number is NaN, not null
     columns = {name: [row.get(name, [] if name.endswith(BY_PROBLEM) else math.nan) for row in rows] for name in names}
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         pq.write_table(pa.table(columns), partial)
 
 

@@ -23,7 +23,7 @@ from prism_prm.console import Advance, ignore
 from prism_prm.data.pools import Pool, PoolProblem
 from prism_prm.data.tasks import Grader, ProblemIndex, Task, TaskGrader
 from prism_prm.errors import DataError
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 from prism_prm.grading.extract import Extraction
 from prism_prm.job import KEY, Finished, is_made_for
 
@@ -256,7 +256,7 @@ def write_table(rows: list[dict[str, Any]], path: str | Path, about: Mapping[str
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(about), partial)
 
 

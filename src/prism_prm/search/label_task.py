@@ -121,7 +121,7 @@ def label_task(
                 verb="labeled", unit="problems" if trees is None else "trees", workers=workers, kind=LabelResult,
                 chunk=recipe.at_once, made_with={"settings": asdict(settings), "policy": workers.ask(policy_identity)},
                 made_from={key: item.content() for key, item in zip(keys, items, strict=True)},
-                begin=lambda _: job.write_settings(recipe), hear=Speedometer().update,
+                on_start=lambda _: job.write_settings(recipe), on_event=Speedometer().update,
             )  # fmt: skip
             results[name] = list(mapped.results.values())
             return results[name]

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from prism_prm.errors import DataError
-from prism_prm.files import JsonLines, whole_file
+from prism_prm.files import JsonLines, atomic_file
 from prism_prm.search.tree import SearchNode
 
 FOLDER = "rounds"
@@ -55,7 +55,7 @@ class Rounds:
     def __init__(self, path: str | Path, made_with: Mapping[str, Any], done: Collection[str]) -> None:
         self.path = Path(path)
         kept: dict[int, int] = {}  # old number of a finished problem's search → new number
-        with whole_file(self.path) as partial, partial.open("wb") as file:
+        with atomic_file(self.path) as partial, partial.open("wb") as file:
             file.write(msgspec.json.encode(made_with) + b"\n")
             for line in _lines(self.path) if done else ():
                 if line.get("key") in done:

@@ -277,7 +277,7 @@ class Experiment:
             rounds: list[Rounds] = []
             speed = Speedometer()
 
-            def begin(done: Collection[str]) -> None:
+            def on_start(done: Collection[str]) -> None:
                 self.job.write_settings(self.recipe)
                 file = self.job.out / FOLDER / f"{file_name(label)}.jsonl"
                 rounds.append(stack.enter_context(Rounds(file, about, done)))
@@ -293,7 +293,7 @@ class Experiment:
                 name=label, verb="searched", unit="problems", workers=workers, kind=SearchResult,
                 chunk=self.recipe.at_once,
                 made_with={"settings": asdict(settings), "policy": self.policy_identity, "prm": prm.name},
-                begin=begin, hear=on_event,
+                on_start=on_start, on_event=on_event,
             )  # fmt: skip
         results = [replace(result, problem=i) for i, result in enumerate(mapped.results.values())]
         if prm.name and not prm.reads_whole_solutions:  # else steps were scored before their solution was complete

@@ -19,7 +19,7 @@ import numpy as np
 from prism_prm.aggregate import Choice
 from prism_prm.arrays import Bools, Floats
 from prism_prm.errors import DataError
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 from prism_prm.grading.graders import Judge
 from prism_prm.search.grade_pool import GradedPool, StepScores, log_scores_of
 
@@ -224,5 +224,5 @@ def _select(
 
 def write_selected(path: str | Path, selections: Sequence[Selection]) -> None:
     """Write a line per problem and rule, atomically."""
-    with whole_file(path) as partial, partial.open("wb") as file:
+    with atomic_file(path) as partial, partial.open("wb") as file:
         file.writelines(msgspec.json.encode(selection) + b"\n" for selection in selections)

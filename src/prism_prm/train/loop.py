@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from prism_prm.arrays import Ints
 from prism_prm.data.pair_examples import Examples
 from prism_prm.errors import PrismError
-from prism_prm.files import whole_folder
+from prism_prm.files import atomic_folder
 from prism_prm.losses import Objective
 from prism_prm.models.packing import Layout, PackedBatch, Row
 from prism_prm.train.batches import RowLimits, micro_batches, over_limit, parts_of_update, plan_updates
@@ -71,7 +71,7 @@ class Checkpoints:
         if is_main:
             for unfinished in self.folder.glob(".update-*.part"):  # left by a killed run
                 shutil.rmtree(unfinished, ignore_errors=True)
-        with whole_folder(self.folder / f"update-{done:06d}") if is_main else contextlib.nullcontext() as partial:
+        with atomic_folder(self.folder / f"update-{done:06d}") if is_main else contextlib.nullcontext() as partial:
             files = _write_state(model, optimizer, partial)
             if partial:
                 progress = {"updates_done": done, "plan": plan, "files": files}

@@ -16,7 +16,7 @@ from prism_prm.backends.open_scorer import PrmOptions, opened_prm
 from prism_prm.console import Advance, ignore, progress
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.data.pair_examples import Examples, Split, as_one_tree
-from prism_prm.files import whole_file
+from prism_prm.files import atomic_file
 from prism_prm.job import locked_file
 from prism_prm.models.prm import PRM
 from prism_prm.scorer import sigmoid
@@ -134,7 +134,7 @@ def write_margins(path: str | Path, pairs: Examples, log_odds_N2: Floats, model_
     columns = [pairs.ids, *log_odds_N2.T, margins_of(log_odds_N2)]
     arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]
     hashes = pa.array([model_hash] * len(pairs), pa.string()).dictionary_encode()
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         pq.write_table(pa.Table.from_arrays([*arrays, hashes], schema=MARGINS), partial)
 
 

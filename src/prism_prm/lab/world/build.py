@@ -17,7 +17,7 @@ import numpy as np
 from prism_prm.console import progress
 from prism_prm.data.tables import write_trees
 from prism_prm.errors import ConfigError
-from prism_prm.files import whole_folder, write_text
+from prism_prm.files import atomic_folder, write_text
 from prism_prm.job import content_key
 from prism_prm.lab.world.policy import TinyPolicySettings, make_tokenizer, shown_problems, train_policy
 from prism_prm.lab.world.problems import Problem, ProblemSettings, draw_problems
@@ -187,7 +187,7 @@ def _models(policy: TinyPolicySettings, settings: WorldSettings, stream: int, ca
     tokenizer = make_tokenizer(settings.modulus)
     with progress("policy: right steps (%)", policy.percent) as advance:
         *models, updates = train_policy(policy, settings.pretraining, tokenizer, advance=advance)
-    with whole_folder(folder) as aside:
+    with atomic_folder(folder) as aside:
         for name, model in zip(("policy", "backbone"), models, strict=True):
             model.save_pretrained(aside / name)
             tokenizer.save_pretrained(aside / name)
@@ -210,7 +210,7 @@ def _data(settings: WorldSettings, policy: Path, cache: Path, *, far: bool) -> P
             seed=_seed(settings, far, stream), name=name,
         )  # fmt: skip
 
-    with progress("samples", len(problems) + 1) as advance, whole_folder(folder) as aside:
+    with progress("samples", len(problems) + 1) as advance, atomic_folder(folder) as aside:
         trees = {"natural": sampled("natural", settings.pair_candidates, 1)}
         for error in PERTURBATIONS:
             trees[error] = perturbed_trees(problems["natural"], error, seed=_seed(settings, far, 2))
