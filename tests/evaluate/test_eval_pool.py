@@ -58,7 +58,7 @@ def test_by_hand() -> None:
 
 def test_a_pool_without_wrong_solutions_predicts_nothing() -> None:
     pool = JudgedPool((np.array([True, True]),), (np.array([0.9, 0.8]),))
-    with pytest.raises(DataError, match="no wrong solution, so its FPR is unknown"):
+    with pytest.raises(DataError, match="no wrong solution, so the FPR is unknown"):
         predict(pool, (1,), aggregator=MIN, threshold=HALF)
 
 
