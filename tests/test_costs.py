@@ -28,7 +28,7 @@ from prism_prm.plan.costs import (
     training_memory,
 )
 from prism_prm.plan.skeleton import batch_of, sizes_of
-from prism_prm.train.model import count, prepare
+from prism_prm.train.model import count_parameters, prepare
 from prism_prm.train.recipe import TARGETS, HardwareSettings, Lora
 from prism_prm.tree import Step, StepTree
 
@@ -114,7 +114,7 @@ def test_parameters_are_those_of_the_model(how: str, kind: str, family: str, tin
     prm = init_prm(tiny_lm(kind), family=family, dtype="float32", device="cpu")
     sizes = sizes_of(prm.module.backbone, prm.module.head)
     assert sizes.parameters == sum(parameter.numel() for parameter in prm.module.parameters())
-    trained, held = count(prepare(prm.module, SETUPS[how], 0))
+    trained, held = count_parameters(prepare(prm.module, SETUPS[how], 0))
     assert trained_parameters(sizes, setup_of(SETUPS[how])) == trained
     assert held_parameters(sizes, setup_of(SETUPS[how])) == held
 
