@@ -267,7 +267,8 @@ def parse_value(text: str, hint: Any) -> Any:
         return [parse_value(part.strip(), parts[0]) for part in text.split(",") if part.strip()]
     if _is_table(hint) and not isinstance(value, dict):
         items = [part.partition("=") for part in text.split(",")]
-        return {key.strip(): parse_value(part.strip(), parts[1]) for key, _, part in items}
+        table = {key.strip(): parse_value(part.strip(), parts[1]) for key, _, part in items}
+        return table if len(table) == len(items) else text  # a name given twice is refused
     if hint in (str, Path) or origin is Literal:
         return value if isinstance(value, str) else text
     return value

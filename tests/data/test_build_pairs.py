@@ -55,7 +55,7 @@ def test_files_hold_what_the_rules_say(trees: list[StepTree], audit: str, chunk:
 
 
 def test_splits_never_cut_a_problem(tmp_path: Path) -> None:
-    summary = run(tmp_path, TREES_20, PairRecipe(PairSettings(random=1), Splits.parse("train=0.5,test=0.5")))
+    summary = run(tmp_path, TREES_20, PairRecipe(PairSettings(random=1), Splits({"train": 0.5, "test": 0.5})))
     table = pq.read_table(tmp_path / "out" / "trees.parquet")
     splits: dict[str, set[str]] = {}
     for problem, split in zip(table["problem"].to_pylist(), table["split"].to_pylist(), strict=True):
@@ -88,7 +88,7 @@ def test_ablation_kinds(tmp_path: Path) -> None:
 
 
 def test_chunks_change_nothing(tmp_path: Path) -> None:
-    recipe = PairRecipe(PairSettings(lookahead=1, random=1, perturbed=1, audit="off"), Splits.parse("a=0.5,b=0.5"))
+    recipe = PairRecipe(PairSettings(lookahead=1, random=1, perturbed=1, audit="off"), Splits({"a": 0.5, "b": 0.5}))
     tables = []
     for chunk in (1, 7, 16384):
         with mock.patch.object(build, "CHUNK_NODES", chunk):

@@ -80,7 +80,7 @@ def problems_in(file: Path) -> list[str]:
 def misses(problems: list[str], respell: Callable[[str], str]) -> tuple[int, int, int]:
     """How many problems another spelling changes; how many of these are missed, and land in the other half."""
     changed = [(problem, other) for problem in problems if (other := respell(problem)) != problem]
-    exclusions, splits = Exclusions(), split_by_problem(Splits.parse("a=0.5,b=0.5"))
+    exclusions, splits = Exclusions(), split_by_problem(Splits({"a": 0.5, "b": 0.5}))
     for problem, _ in changed:
         exclusions.add(problem, "benchmark")
     halves = {problem: splits(problem) for problem, _ in changed}

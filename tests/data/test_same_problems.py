@@ -96,18 +96,18 @@ def test_runs_of_words_do_not_hang_on_the_typesetting() -> None:
 
 
 def test_splits_follow_from_the_problem_and_the_seed() -> None:
-    splits = split_by_problem(Splits.parse("train=0.8, test=0.2"))
+    splits = split_by_problem(Splits({"train": 0.8, "test": 0.2}))
     found = {f"problem {i}": splits(f"problem {i}") for i in range(2000)}
     assert 0.17 < Counter(found.values())["test"] / 2000 < 0.23
     assert all(splits(f"Problem  {i}!") == found[f"problem {i}"] for i in range(50))
-    backwards = split_by_problem(Splits.parse("train=0.8, test=0.2"))
+    backwards = split_by_problem(Splits({"train": 0.8, "test": 0.2}))
     assert {problem: backwards(problem) for problem in reversed(found)} == found
-    other = split_by_problem(Splits.parse("train=0.8,test=0.2", seed=1))
+    other = split_by_problem(Splits({"train": 0.8, "test": 0.2}, seed=1))
     assert sum(other(problem) != split for problem, split in found.items()) > 300
 
 
 def test_problems_that_share_most_of_their_words_are_in_one_split() -> None:
-    splits = split_by_problem(Splits.parse("a=0.5,b=0.5"))
+    splits = split_by_problem(Splits({"a": 0.5, "b": 0.5}))
     first = splits(LONG)
     assert [splits(f"Number {i}. {LONG} Show your work.") for i in range(20)] == [first] * 20
     told = "Think step by step, check your work, and put nothing but the final answer as a number on the last line."
@@ -115,10 +115,10 @@ def test_problems_that_share_most_of_their_words_are_in_one_split() -> None:
     assert 450 < halves["a"] < 550, "a common instruction makes them no copies of each other"
 
 
-@pytest.mark.parametrize("text", ["train=0.9", "train=0.9,test=0.2", "train", "train=a,test=0.1", "a=0.5,a=0.5", "=1"])
-def test_bad_splits_are_refused(text: str) -> None:
+@pytest.mark.parametrize("shares", [{"train": 0.9}, {"train": 0.9, "test": 0.2}, {"": 1.0}, {"a": 0.0, "b": 1.0}])
+def test_bad_splits_are_refused(shares: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="split"):
-        Splits.parse(text)
+        Splits(shares)
 
 
 LONG = "A train leaves town at 9 and goes 60 miles an hour for three hours, then stops. How far has it gone?"

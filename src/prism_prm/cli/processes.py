@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SHARING = ("train", "grpo")
 """The commands that several processes may run together."""
 
-ON_RAY = ("score", "margins", "eval", "rerank", "search", "label")
+ON_RAY = ("score", "eval", "rerank", "search", "label")
 """The commands that can spread their work over a Ray cluster."""
 
 _COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")

@@ -196,23 +196,6 @@ class Splits:
         if bad or not math.isclose(sum(self.shares.values()), 1.0, abs_tol=1e-6):
             raise ConfigError(f"split shares must be named, positive and add to 1; found {dict(self.shares)}")
 
-    @classmethod
-    def parse(cls, text: str, seed: int = 0) -> Splits:
-        """Parse "train=0.9,test=0.1"."""
-        shares: dict[str, float] = {}
-        for part in text.split(","):
-            name, _, share = part.strip().partition("=")
-            try:
-                shares[name] = float(share)
-            except ValueError:
-                raise ConfigError(f"split {part!r} is not NAME=SHARE, as in train=0.9,test=0.1") from None
-        if len(shares) != len(text.split(",")):
-            raise ConfigError(f"split {text!r} repeats a name")
-        try:
-            return cls(shares, seed)
-        except ConfigError as error:
-            raise ConfigError(f"split {text!r}: {error}") from None
-
     def draw(self, problem: str) -> str:
         """Draw the split of a problem from its text and the seed."""
         digest = hashlib.blake2b(f"{self.seed}\0{normalize_problem(problem)}".encode(), digest_size=8).digest()
