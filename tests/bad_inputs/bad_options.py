@@ -38,7 +38,7 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("rerank", "--scores", "task.jsonl", ()),
     ("rerank", "--task", "nonsense", ("gsm8k",)),
     *(("pairs", "--lookahead", value, ("all",)) for value in ("0", "x")),
-    *(("pairs", "--split", value, ()) for value in ("x", "train=x", "train=2", "train=nan", "a=1,a=1", "=1", "train=0.5")),
+    *(("pairs", "--split", value, ()) for value in ("x", "train=x", "train=2", "train=nan", "a=1,a=1", "train=0.5")),
     ("pairs", "--min-value-gap", "1.5", ("at most 1",)),
     ("pairs", "--set", "drop_finish=nonsense", ("found_error",)),
     ("pairs", "--format", "nonsense", ("prm800k",)),
