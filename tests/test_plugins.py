@@ -105,7 +105,7 @@ def test_the_family_of_the_docs_trains_and_is_measured(here: Path, monkeypatch: 
         assert isinstance(refused.exception, ConfigError)
         said = "the family is my_file.py:Mine, a file of its author (SHA-256 " + card["family_sha256"]
         assert said in str(refused.exception)
-        assert "pass --family my_file.py:Mine" in str(refused.exception)
+        assert "--set load.family=my_file.py:Mine" in str(refused.exception)
     assert not (here / "ran").exists()
     # Another folder, another path to the same file.
     (here / "elsewhere").mkdir()

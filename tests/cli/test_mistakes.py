@@ -37,7 +37,7 @@ def test_a_line_break_in_a_name_does_not_break_the_line(
     [
         (("train", "FOLDER"), "FOLDER: not a file. Name a TOML file"),
         (("search", "--recipe", "FOLDER", "--out", "FOLDER"), "FOLDER: not a file. Name a TOML file"),
-        (("compare", "FILE", "FOLDER", "--out", "FOLDER/cmp"), "FILE/metrics.json: no such file; give folders"),
+        (("compare", "FILE", "FOLDER", "--out", "FOLDER/cmp"), "FILE/metrics.json: no such file; name folders"),
         (("export", "FOLDER", "--format", "jsonl", "--out", "FOLDER"), "is a directory"),
         (("score", "FILE", "--prm", "x", "--out", "FOLDER"), "is a directory"),
         (("score", "FOLDER", "--pairs", "--prm", "x", "--out", "FOLDER"), "is a directory"),

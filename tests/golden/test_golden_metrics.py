@@ -39,7 +39,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for bench in (*BENCHES, "pool"):
             made_up(folder / prm / f"{bench}.scores.parquet", folder / f"{prm}-{bench}.parquet")
         for bench in BENCHES:
-            scored = ("--data", ".", "--scores", f"{prm}-{bench}.parquet", "--draws", 200)
+            scored = ("--data", ".", "--scores", f"{prm}-{bench}.parquet", "--set", "num_draws=200")
             prism(folder, "eval", "--bench", bench, *scored, "--out", f"{prm}-{bench}")
     return folder
 
@@ -60,22 +60,22 @@ def test_eval_of_made_up_scores(bench: str, world: Path) -> None:
 
 @pytest.mark.parametrize("bench", BENCHES)
 def test_compare_of_made_up_scores(bench: str, world: Path, tmp_path: Path) -> None:
-    prism(world, "compare", f"base-{bench}", f"mine=prism-{bench}", "--draws", 200, "--out", tmp_path / "out")
+    prism(world, "compare", f"base-{bench}", f"mine=prism-{bench}", "--set", "num_draws=200", "--out", tmp_path / "out")
     check(f"compare_{bench}", metrics_of(tmp_path / "out"), tolerance=FLOAT64)
 
 
 def test_compare_of_rounds(world: Path, tmp_path: Path) -> None:
     runs = ["base=base-labeled", "CL1=prism-labeled", "CL2=base-labeled"]
-    prism(world, "compare", *runs, "--rounds", "--draws", 100, "--seed", 3, "--out", tmp_path / "out")
+    prism(world, "compare", *runs, "--rounds", "--set", "num_draws=100", "--set", "seed=3", "--out", tmp_path / "out")
     check("compare_rounds", metrics_of(tmp_path / "out"), tolerance=FLOAT64)
 
 
 OPTIONS: dict[str, list[object]] = {
-    "verdicts": ["--bench", "processbench", "--predictions", "verdicts.jsonl", "--name", "verdicts"],
-    "redundancy": ["--bench", "prmbench", "--predictions", "redundancy.jsonl", "--redundancy-threshold", 0.3],
+    "verdicts": ["--bench", "processbench", "--predictions", "verdicts.jsonl", "--set", "name=verdicts"],
+    "redundancy": ["--bench", "prmbench", "--predictions", "redundancy.jsonl", "--set", "redundancy_threshold=0.3"],
     "chosen_threshold": [
-        "--bench", "labeled", "--scores", "prism-labeled.parquet", "--threshold", "tpr=0.9", "--holdout", 0.3,
-        "--seed", 5,
+        "--bench", "labeled", "--scores", "prism-labeled.parquet", "--target-tpr", 0.9, "--set", "holdout=0.3",
+        "--set", "seed=5",
     ],
     "one_split": ["--bench", "pairs", "--split", "test", "--scores", "prism-pairs.parquet", "--threshold", 0.6],
     "card": ["--bench", "processbench", "--scores", "prism-processbench.parquet", "--threshold", "prm"],
@@ -91,7 +91,7 @@ def test_eval_with_options(name: str, world: Path, tmp_path: Path) -> None:
     write_lines(world / "redundancy.jsonl", predictions(world / "base-prmbench.parquet"))
     seen = read_lines(world / "processbench" / "all.jsonl")[::3]
     write_lines(world / "seen.jsonl", [{"problem": record["problem"]} for record in seen])
-    prism(world, "eval", *OPTIONS[name], "--data", ".", "--draws", 100, "--out", tmp_path / "out")
+    prism(world, "eval", *OPTIONS[name], "--data", ".", "--set", "num_draws=100", "--out", tmp_path / "out")
     found = metrics_of(tmp_path / "out")
     for bench in found["benchmarks"].values():
         for part in ("curve", "histogram"):  # they depend on the scores alone
@@ -123,7 +123,7 @@ def test_eval_of_shipped_prms(prm: str, world: Path) -> None:
 
 
 THEORY: dict[str, list[object]] = {
-    "closed_forms": ["--p", 0.2, "--alpha", 0.1, "--beta", 0.35, "--seed", 2],
+    "closed_forms": ["--p", 0.2, "--alpha", 0.1, "--beta", 0.35, "--set", "seed=2"],
     "runs": ["--runs", "base=base-processbench", "--runs", "prism=prism-processbench"],
     "pool": ["--pool", "pool.jsonl"],
     "scored_pool": [
@@ -153,10 +153,10 @@ SELECTED = (
 ANSWER = SELECTED.index("answer")
 GRADED = ("problem_id", "solution", "answer", "method", "status", "correct", "group", "num_steps")
 RERANK: dict[str, list[object]] = {
-    "pool": ["--draws", 100],
+    "pool": ["--set", "num_draws=100"],
     "two_prms": [
         "--scores", "base=base-pool.parquet", "--scores", "prism=prism-pool.parquet", "--aggregators", "last,soft-min",
-        "-n", "1,3,6", "--draws", 50, "--seed", 7,
+        "-n", "1,3,6", "--set", "num_draws=50", "--set", "seed=7",
     ],
 }  # fmt: skip
 
@@ -181,13 +181,13 @@ def reranked(out: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", RERANK)
 def test_rerank(name: str, world: Path, tmp_path: Path) -> None:
-    prism(world, "rerank", "pool.jsonl", *RERANK[name], "--judges", 1, "--out", tmp_path / "out")
+    prism(world, "rerank", "pool.jsonl", *RERANK[name], "--set", "judges=1", "--out", tmp_path / "out")
     check(f"rerank_{name}", reranked(tmp_path / "out"), tolerance=FLOAT64)
 
 
 def test_rerank_by_shipped_prms(world: Path, tmp_path: Path) -> None:
     prms = [word for prm in PRMS for word in ("--prm", f"{prm}={prm}-prm")]
-    options = ("--aggregators", "product,mean", "--draws", 100, "--judges", 1)
+    options = ("--aggregators", "product,mean", "--set", "num_draws=100", "--set", "judges=1")
     prism(world, "rerank", "pool.jsonl", *prms, *options, "--out", tmp_path / "out")
     graded = rows(tmp_path / "out" / "solutions.parquet")
     for column in (f"{prm}/{how}" for prm in PRMS for how in ("product", "mean")):
@@ -228,7 +228,7 @@ def published(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
             ]
         write_lines(folder / f"{model}.jsonl", scored)
         words = ("--bench", "labeled", "--data", "data", "--predictions", f"{model}.jsonl")
-        prism(folder, "eval", *words, "--draws", 200, "--out", model)
+        prism(folder, "eval", *words, "--set", "num_draws=200", "--out", model)
     return folder
 
 
@@ -240,7 +240,7 @@ def test_eval_of_published_scores(published: Path) -> None:
 
 @pytest.mark.real_data
 def test_compare_of_published_scores(published: Path, tmp_path: Path) -> None:
-    prism(published, "compare", *reversed(MODELS), "--draws", 200, "--out", tmp_path / "out")
+    prism(published, "compare", *reversed(MODELS), "--set", "num_draws=200", "--out", tmp_path / "out")
     check("compare_published", metrics_of(tmp_path / "out"), tolerance=FLOAT64)
 
 
@@ -266,7 +266,7 @@ def test_eval_of_real_benchmarks(bench: str, real_data: Path, tmp_path: Path) ->
             scored += made_up_predictions(bench, record)
     write_lines(tmp_path / "predictions.jsonl", {one["id"]: one for one in reversed(scored)}.values())
     words = ("--bench", bench, "--data", bench, "--predictions", "predictions.jsonl", *REAL_BENCHES[bench])
-    prism(tmp_path, "eval", *words, "--draws", 100, "--out", "out")
+    prism(tmp_path, "eval", *words, "--set", "num_draws=100", "--out", "out")
     found = metrics_of(tmp_path / "out")
     found["benchmarks"][bench]["example"] = found["benchmarks"][bench]["example"]["item"]
     check(f"eval_real_{bench}", found, tolerance=FLOAT64)
@@ -301,7 +301,7 @@ def test_rerank_of_real_pools(name: str, real_data: Path, tmp_path: Path) -> Non
             for solution, given in zip(problem["solutions"], scored["scores"], strict=True):
                 solution["scores"] = given
     write_lines(tmp_path / "pool.jsonl", problems)
-    prism(tmp_path, "rerank", "pool.jsonl", "--draws", 100, "--judges", 1, "--out", "out")
+    prism(tmp_path, "rerank", "pool.jsonl", "--set", "num_draws=100", "--set", "judges=1", "--out", "out")
     found = reranked(tmp_path / "out")
     if scores is not None:
         prism(tmp_path, "theory", "--no-simulate", "--pool", "pool.jsonl", "--out", "theory")

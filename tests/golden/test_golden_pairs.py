@@ -124,15 +124,15 @@ BAD = [
 VARIANTS: dict[str, list[str]] = {
     "defaults": [],
     "splits": [
-        "--split", "train=0.6,test=0.4", "--seed", "3", "--neutral", "negative", "--lookahead", "2",
-        "--lookahead-audit", "keep", "--max-pairs-per-position", "2", "--drop-finish", "none",
+        "--split", "train=0.6,test=0.4", "--seed", "3", "--set", "neutral=negative", "--lookahead", "2",
+        "--set", "audit=keep", "--set", "max_per_position=2", "--set", "drop_finish=[]",
     ],
     "no_audit": [
-        "--lookahead-audit", "off", "--min-gap", "2", "--max-gap", "4", "--neutral", "positive", "--drop-finish",
-        "found_error,give_up", "--quality-control", "drop", "--screening", "drop",
+        "--set", "audit=off", "--set", "min_gap=2", "--set", "max_gap=4", "--set", "neutral=positive", "--set",
+        "drop_finish=found_error,give_up", "--set", "quality_control=drop", "--set", "screening=drop",
     ],
-    "ablations": ["--lookahead", "none", "--random-negatives", "2", "--perturbed-negatives", "1", "--seed", "5"],
-    "exclusions": ["--exclude", "benchmark.jsonl", "--exclude-ngram", "4", "--positive-above", "0.9"],
+    "ablations": ["--lookahead", "none", "--set", "pairs.random=2", "--set", "perturbed=1", "--seed", "5"],
+    "exclusions": ["--exclude", "benchmark.jsonl", "--set", "exclude_ngram=4", "--set", "positive_above=0.9"],
     "bad_records": ["--on-bad-record", "skip"],
 }  # fmt: skip
 

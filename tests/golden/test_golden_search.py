@@ -39,18 +39,18 @@ SEARCHES: dict[str, tuple[object, ...]] = {
     "greedy": ("--method", "greedy", *ONE, "--select", "argmax"),
     "best-of-n": ("--method", "best-of-n", "-n", "1,2,6", *BOTH),
     "beam": ("--method", "beam", "-n", "4,8", *BOTH, "--select", "argmax"),
-    "beam-lookahead": ("--method", "beam", "-n", 6, "--expand", 3, "--lookahead", 1, *ONE),
-    "beam-likelihood": ("--method", "beam", "-n", 6, "--expand", 3, "--prm-weight", 0.5, *ONE),
-    "beam-budget": ("--method", "beam", "-n", 4, "--budget", 50, *ONE),
+    "beam-lookahead": ("--method", "beam", "-n", 6, "--set", "expand=3", "--set", "search.lookahead=1", *ONE),
+    "beam-likelihood": ("--method", "beam", "-n", 6, "--set", "expand=3", "--set", "prm_weight=0.5", *ONE),
+    "beam-budget": ("--method", "beam", "-n", 4, "--set", "max_policy_tokens=50", *ONE),
     "dvts": ("--method", "dvts", "-n", 8, *BOTH, "--select", "majority"),
     "particle": ("--method", "particle", "-n", 6, *BOTH),
 }
 LABELS: dict[str, tuple[object, ...]] = {
-    "monte-carlo": ("--method", "monte-carlo", "--label-rule", "soft", "--solutions", 2),
+    "monte-carlo": ("--method", "monte-carlo", "--rule", "soft", "--set", "solutions=2"),
     "binary": ("--method", "binary"),
-    "adaptive": ("--method", "adaptive", "--label-rule", "half", "--after-error", "drop"),
+    "adaptive": ("--method", "adaptive", "--rule", "half", "--set", "after_error=drop"),
 }
-SAMPLING = ("--temperature", 1, "--max-tokens", 40, "--judges", 1, "--dtype", "float64", "--seed", 3)
+SAMPLING = ("-P", "temperature=1", "-P", "max_tokens=40", "--set", "judges=1", "--dtype", "float64", "--seed", 3)
 
 LEFT_OUT = ("settings", "seconds", "source", "content_hash")
 """Paths and times; and a hash of floats, which would have no tolerance."""
@@ -95,7 +95,7 @@ def test_served_policy(world: tuple[Path, Path], tmp_path: Path) -> None:
     """A policy behind a server, which is a script: it draws from integers alone."""
     _, task = world
     with serve(solve) as (url, _):
-        there = ("--policy", f"openai:{url}", "--template", "none")
+        there = ("--policy", f"openai:{url}", "-P", "template=none")
         search(task, tmp_path / "search", *there, *SEARCHES["beam-likelihood"])
         label(task, tmp_path / "label", *there, *LABELS["monte-carlo"])
     check_search("search-served", tmp_path / "search")
@@ -127,12 +127,12 @@ def solve(body: dict[str, Any]) -> tuple[int, Any]:
 
 
 def search(task: Path, out: Path, *words: object) -> None:
-    limits = ("--max-steps", 6, "--set", "search.sampling.max_step_tokens=8")
+    limits = ("--set", "max_steps=6", "--set", "search.sampling.max_step_tokens=8")
     prism("search", "--task", task, "--out", out, *limits, *SAMPLING, *words)
 
 
 def label(task: Path, out: Path, *words: object) -> None:
-    limits = ("--max-step-tokens", 8, "--alternatives", 2, "--rollouts", 4)
+    limits = ("-P", "max_step_tokens=8", "--alternatives", 2, "--rollouts", 4)
     prism("label", task, "--out", out, *limits, *SAMPLING, *words)
 
 

@@ -55,7 +55,7 @@ GROUPED = {
     "-C": (("critic.", "load.critic."), "A setting of the critic, e.g. -C votes=4."),
     "-P": (
         ("policy.", "policy.prompting.", "policy.retry.", "search.sampling.", "label.sampling."),
-        "A setting of the policy or its server, e.g. -P temperature=0.7.",
+        "A setting of the policy, e.g. -P temperature=0.7.",
     ),
     "-R": (("ray.",), "A setting of the Ray workers, e.g. -R workers=4."),
 }

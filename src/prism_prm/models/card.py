@@ -159,7 +159,7 @@ def _family_of(card: Card, folder: Path, named: str | None) -> type[Family]:
     if named is None and is_in_file(card.family):
         raise ConfigError(
             f"{where}: the family is {card.family}, a file of its author (SHA-256 {card.family_sha256}). Code in a "
-            f"file runs only if you name it: pass --family {card.family} (family=… in Python), with the path to it."
+            f"file runs only if you name it: --set load.family={card.family} (family=… in Python), with the path to it."
         )
     try:
         kind = find_family(named or card.family)
