@@ -17,6 +17,7 @@ from prism_prm.cli import app
 from prism_prm.data.pools import read_pool
 from prism_prm.net import RetryPolicy, ServerError
 from prism_prm.search.engine import SearchEngine
+from prism_prm.search.tree import SearchResult
 from tiny import SOLVED
 
 SAMPLING = Sampling(temperature=0.0, max_step_tokens=12)
@@ -59,7 +60,7 @@ def test_greedy_texts_equal_the_local_policy(served: Served) -> None:
 
 @pytest.mark.slow
 def test_a_search_survives_its_server(served: Served, tmp_path: Path) -> None:
-    """Killed in the middle of a run: a plain error, and the same command goes on when the server is back."""
+    """Killed in the middle of a run: a plain error, and the same command resumes when the server is back."""
     problems = [*SOLVED] * 3
     task = tmp_path / "task.jsonl"
     task.write_text(
@@ -76,7 +77,7 @@ def test_a_search_survives_its_server(served: Served, tmp_path: Path) -> None:
     def killing(self: SearchEngine, problems: Any, keys: Any = None) -> Any:
         for found in run(self, problems, keys):
             yield found
-            found_before.append(found)
+            found_before += [found] if isinstance(found, SearchResult) else []
             if len(found_before) == 5:
                 served.kill()
 

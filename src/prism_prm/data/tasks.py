@@ -296,7 +296,7 @@ def problem_of(
             if len(known) < len(parts):
                 raise _wrong_type(field, value, "a string, a number, or a list of them")
             joined = ", ".join(part.replace("$", "") for part in known) if isinstance(value, list) else known[0]
-            answer = (after_hashes(joined) or joined).strip()
+            answer = (after_hashes(joined) or joined).strip() or None  # [""] is no answer
     name = _word(*_first(record, _NAME_FIELDS))
     error = _number(record, "error", math.inf)  # OlympiadBench: an absolute tolerance
     number = numeral(normalize(answer)) if answer and error else None

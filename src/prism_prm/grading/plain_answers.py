@@ -69,6 +69,7 @@ _REPLACED = [
     (re.compile(rf"(?<![A-Za-z\\])(?:np\.|math\.)?({_FUNCTION})(?![A-Za-z])"), r"\\\1 "),
     (re.compile(r"(?<![A-Za-z])(?:percent(?:age)?|pct)(?![A-Za-z])"), "%"),
     (re.compile(r"<="), r"\\le "), (re.compile(r">="), r"\\ge "), (re.compile(r"!="), r"\\ne "),
+    (re.compile(r"(?<=\d)\.(?=\s*(?:[<>]|\\[lgn]e(?![A-Za-z])))"), ""),  # 0. < x
     (re.compile(r"\s+"), " "),
 ]  # fmt: skip
 _WRAPPED = re.compile(r"\\text\{([^{}]*)\}|\*\*(.*)\*\*", re.DOTALL)
