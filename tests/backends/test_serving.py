@@ -77,7 +77,7 @@ def test_a_search_survives_its_server(served: Served, tmp_path: Path) -> None:
     def killing(self: SearchEngine, problems: Any, keys: Any = None) -> Any:
         for found in run(self, problems, keys):
             yield found
-            found_before += [found] if isinstance(found, SearchResult) else []
+            found_before.extend([found] if isinstance(found, SearchResult) else [])
             if len(found_before) == 5:
                 served.kill()
 
