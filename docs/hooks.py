@@ -102,7 +102,8 @@ def commands_page() -> str:
 def _command(name: str, command: Command) -> str:
     repeated = bool(command.argument in command.known and is_repeated(command.known[command.argument]))
     argument = ["INPUT..." if repeated else command.argument.rpartition(".")[2].upper()] * bool(command.argument)
-    out = [f"--out {'FILE' if command.out.ending else 'FOLDER'}"] if command.out else []
+    is_needed = command.out is not None and command.out.required and not command.out.default
+    out = [f"--out {'FILE' if command.out.ending else 'FOLDER'}"] if command.out and is_needed else []
     lines = [f"## prism {name}", "", "```text", " ".join(["prism", name, *argument, *out, "[OPTIONS]"]), "```", ""]
     lines += [command.text.replace("\n- ", "\n\n- ", 1), "", "| option | meaning |", "|---|---|"]
     for flag, names in command.options.items():
