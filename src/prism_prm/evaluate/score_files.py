@@ -20,7 +20,16 @@ from prism_prm.arrays import Floats
 from prism_prm.backends.open_scorer import PrmOptions, opened_prm
 from prism_prm.console import Advance, ignore, progress, say
 from prism_prm.data.formats import ReadOptions
-from prism_prm.data.inputs import TREE_TABLE, as_places, decode, find_sources, keep_inputs, read_records, rows, total_size
+from prism_prm.data.inputs import (
+    TREE_TABLE,
+    as_places,
+    decode,
+    find_sources,
+    keep_inputs,
+    read_records,
+    rows,
+    total_size,
+)
 from prism_prm.data.pools import holds_pool, iter_pool, trees_of
 from prism_prm.data.reader import Reader, ReadReport
 from prism_prm.data.tables import iter_trees, scores_schema
