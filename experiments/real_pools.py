@@ -116,7 +116,7 @@ def write_ensembles(files: Mapping[str, Path], out: Path) -> dict[str, Path]:
 def logit(probabilities: Floats, limit: float) -> Floats:
     """Log-odds, clipped to ± the limit."""
     with np.errstate(divide="ignore"):
-        return np.clip(np.log(probabilities) - np.log1p(-probabilities), -limit, limit)
+        return np.asarray(np.clip(np.log(probabilities) - np.log1p(-probabilities), -limit, limit))
 
 
 # --- ways to select without a PRM
