@@ -148,7 +148,7 @@ def named_places(given: Sequence[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for text in given:
         name, place = split_name(text)
-        name = name or own_name(place).removesuffix(".parquet")
+        name = name or own_name(place).removesuffix(".parquet").removesuffix(".jsonl")
         if name in named:
             raise ConfigError(f"Two PRMs are called {name!r}; give them names, e.g. --prm base={place}")
         named[name] = place

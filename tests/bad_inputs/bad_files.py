@@ -42,7 +42,9 @@ READ = {
     "eval": "processbench.jsonl",
     "eval predictions": "predictions.jsonl",
     "rerank": "pool.jsonl",
+    "rerank scores": "pool_scores.jsonl",
     "theory pool": "pool.jsonl",
+    "theory scores": "pool_scores.jsonl",
     "search": "task.jsonl",
     "label": "task.jsonl",
 }

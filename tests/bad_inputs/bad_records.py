@@ -86,6 +86,12 @@ FIELDS: dict[tuple[str, str], dict[str, Sequence[Any]]] = {
         "solutions.0.correct": ("x", 1),
         "solutions.1.text": (MISSING, 3),
     },
+    ("rerank scores", "pool_scores"): {
+        "name": (MISSING, 1.5, None, " ", "nonsense", "other"),
+        "scores": (MISSING, None, 3, [], [[0.9, 0.8]], [[0.9, 0.8], 0.1], ["x", None]),
+        "scores.1": ([], [0.9], [0.9, 0.1, 0.1], [0.9, 1.1], [-0.1, 0.5], [0.9, math.nan], [0.9, None], [True, 0.5]),
+    },
+    ("theory scores", "pool_scores"): {"name": ("nonsense",), "scores.1": ([0.9],)},
     ("search", "task"): {
         "problem": TEXT,
         "answer": (MISSING, "", [], True, {"a": 1}, math.nan),
@@ -96,7 +102,11 @@ FIELDS: dict[tuple[str, str], dict[str, Sequence[Any]]] = {
 }  # fmt: skip
 """(command, file) → field → bad values of it, in the file's first record."""
 
-NAMED_LATER = {"processbench": {"id"}, "predictions": {"id", "scores", "labels", "redundancy"}}
+NAMED_LATER = {
+    "processbench": {"id"},
+    "predictions": {"id", "scores", "labels", "redundancy"},
+    "pool_scores": {"name"},
+}
 """Fields whose mistakes show only beside other records: the file is named, and no line."""
 
 
@@ -115,7 +125,7 @@ def _write(file: str, dotted: str, value: Any, folder: Path) -> None:
 
 def _is_repeated(file: str, value: Any) -> bool:
     """Whether the message has to repeat the value; it may name the type of a wrong one within a list or a dict."""
-    return type(value) in (int, float) and abs(value) < HUGE and file not in ("pool", "split_shepherd")
+    return type(value) in (int, float) and abs(value) < HUGE and file not in ("pool", "pool_scores", "split_shepherd")
 
 
 def rows() -> Iterator[Row]:

@@ -81,6 +81,10 @@ RECORDS: dict[str, list[dict[str, Any]]] = {
             ],
         }
     ],
+    "pool_scores": [
+        {"name": "sum", "scores": [[0.9, 0.8], [0.9, 0.1]]},
+        {"name": "other", "scores": [[0.5], None]},
+    ],
     "task": [{"problem": "3+4-2", "answer": "5", "name": "one", "tolerance": 0.01, "error": "0.1", "level": "1"}],
 }
 """File (without .jsonl) → its records."""
@@ -126,7 +130,13 @@ COMMANDS: dict[str, list[str]] = {
     "theory": ["theory", "--no-simulate", "--out", "out"],
     "theory runs": ["theory", "--no-simulate", "--runs", "a=eval", "--runs", "b=eval2", "--out", "out"],
     "theory pool": ["theory", "--no-simulate", "--pool", "pool.jsonl", "--out", "out"],
+    "theory scores": [
+        "theory", "--no-simulate", "--pool", "pool.jsonl", "--scores", "pool_scores.jsonl", "--out", "out",
+    ],
     "rerank": ["rerank", "pool.jsonl", "--set", "judges=1", "--out", "out"],
+    "rerank scores": [
+        "rerank", "pool.jsonl", "--scores", "qwen=pool_scores.jsonl", "--set", "judges=1", "--out", "out",
+    ],
     "rerank prm": ["rerank", "pool.jsonl", "--prm", "prm", "--set", "judges=1", "--out", "out"],
     "search": ["search", "--recipe", "search.toml", "--set", "judges=1", "--out", "out"],
     "label": [

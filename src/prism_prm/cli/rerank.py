@@ -25,7 +25,7 @@ class RerankCommand(RerankSettings):
     prm: tuple[str, ...] = ()
     """A PRM to score with, or NAME=PRM: a folder, hub id, prism:URL, vllm:URL, critic:openai:URL, critic:hf:FOLDER."""
     scores: tuple[str, ...] = ()
-    """Existing scores of this pool: scores.parquet, or NAME=FILE."""
+    """Existing scores of this pool, or NAME=FILE: a table, or JSON lines of {"name", "scores"} per problem."""
     task: str | None = None
     """Take reference answers and tests from this task or file, not from the pool."""
     task_data: str | None = None

@@ -23,7 +23,7 @@ class TheoryCommand(VerifierSettings):
     pool: tuple[str, ...] = ()
     """A pool of solutions on which p, α and β are measured to predict Best-of-N."""
     scores: Path | None = None
-    """Scores of the pool's solutions, if the pool has none."""
+    """Scores of the pool's solutions, if the pool has none: a table, or JSON lines of {"name", "scores"}."""
     answer_field: str | None = None
     """The field of the pool that holds the reference answer, if it is not `answer`."""
     aggregator: str | None = None

@@ -62,6 +62,8 @@ class PoolProblem:
     solutions: tuple[Solution, ...]
     where: str = field(default="", compare=False, repr=False)
     """For messages: `file:line`."""
+    name_in_pool: str = field(default="", compare=False, repr=False)
+    """The name of the problem in the pool, if `problem` comes from a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +214,8 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
     if not all(step.strip() for step in steps):
         raise DataError("a step is empty; every step needs a text")
     step_scores = fields.scores if fields.scores is not None else scores
-    if step_scores is not None and len(step_scores) != len(steps):
-        raise DataError(f"{len(step_scores)} scores for {len(steps)} steps; give `steps` together with `scores`")
-    for score in step_scores or ():
-        if not 0 <= score <= 1:
-            raise DataError(f"the score {score} is not in [0, 1]; scores are probabilities that a step is right")
+    if step_scores is not None:
+        check_scores(step_scores, len(steps))
     if fields.tokens is not None and not 0 <= fields.tokens <= MOST_TOKENS:
         raise DataError(f"{fields.tokens} tokens; expected 0 to {MOST_TOKENS:,}")
     if isinstance(fields.answer, float) and not math.isfinite(fields.answer):
@@ -229,6 +228,15 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
         fields.tokens,
         fields.correct,
     )
+
+
+def check_scores(scores: Sequence[float], num_steps: int) -> None:
+    """Raise unless these are the probabilities of a solution's steps."""
+    if len(scores) != num_steps:
+        raise DataError(f"{len(scores)} scores for {num_steps} steps; the pool must have the `steps` that were scored")
+    for score in scores:
+        if not 0 <= score <= 1:
+            raise DataError(f"the score {score} is not in [0, 1]; scores are probabilities that a step is right")
 
 
 def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:

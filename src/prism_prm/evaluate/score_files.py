@@ -20,7 +20,16 @@ from prism_prm.arrays import Floats
 from prism_prm.backends.open_scorer import PrmOptions, opened_prm
 from prism_prm.console import Advance, ignore, progress, say
 from prism_prm.data.formats import ReadOptions
-from prism_prm.data.inputs import TREE_TABLE, as_places, decode, find_sources, keep_inputs, rows, total_size
+from prism_prm.data.inputs import (
+    TREE_TABLE,
+    as_places,
+    decode,
+    find_sources,
+    keep_inputs,
+    read_records,
+    rows,
+    total_size,
+)
 from prism_prm.data.pools import holds_pool, iter_pool, trees_of
 from prism_prm.data.reader import Reader, ReadReport
 from prism_prm.data.tables import iter_trees, scores_schema
@@ -101,6 +110,32 @@ def read_scores(path: str | Path) -> pa.Table:
         if len(models) > 1:
             raise DataError(f"{path}: has scores of {len(models)} models; name a table of one model")
         return table
+
+
+class ScoredProblem(msgspec.Struct):
+    """One line of a scores file: a problem of a pool."""
+
+    name: str | int
+    """The name of the problem in the pool."""
+    scores: list[list[float] | None]
+    """P(right) of every step of every solution; null for a solution without a score."""
+
+
+def read_scored_problems(path: str | Path) -> dict[str, tuple[str, list[list[float] | None]]]:
+    """Read a scores file in JSON lines: by the name of a problem, its place in the file and its step scores."""
+    found: dict[str, tuple[str, list[list[float] | None]]] = {}
+
+    def read(problem: ScoredProblem) -> ScoredProblem:
+        if not str(problem.name).strip():
+            raise DataError("the `name` is empty; give the name of a problem of the pool")
+        if str(problem.name) in found:
+            first = found[str(problem.name)][0]
+            raise DataError(f"the name {problem.name!r} is already at {first}; give each problem once")
+        return problem
+
+    for row, problem in read_records(path, read, ScoredProblem):
+        found[str(problem.name)] = row.where, problem.scores
+    return found
 
 
 def card_of_scores(path: str | Path) -> CardValues | None:

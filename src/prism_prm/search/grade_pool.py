@@ -17,10 +17,11 @@ import msgspec
 import numpy as np
 
 from prism_prm import grading
-from prism_prm.aggregate import log_score
+from prism_prm.aggregate import CardValues, log_score
 from prism_prm.arrays import Bools, Floats, Ints
-from prism_prm.console import Advance, ignore
-from prism_prm.data.pools import Pool, PoolProblem
+from prism_prm.console import Advance, ignore, say
+from prism_prm.data.inputs import find_sources
+from prism_prm.data.pools import Pool, PoolProblem, check_scores
 from prism_prm.data.tasks import Grader, ProblemIndex, Task, TaskGrader
 from prism_prm.errors import DataError
 from prism_prm.files import atomic_file
@@ -176,7 +177,13 @@ def with_task(pool: Pool, task: Task) -> Pool:
             f"(the first: {missing[0][:60]!r}). Name the right task with --task.",
             reason="unknown-problem",
         )
-    return Pool(tuple(replace(entry, problem=problem) for entry, problem in matches if problem is not None))
+    return Pool(
+        tuple(
+            replace(entry, problem=problem, name_in_pool=entry.problem.name)
+            for entry, problem in matches
+            if problem is not None
+        )
+    )
 
 
 StepScores = Sequence[Floats | None]
@@ -210,6 +217,51 @@ def scores_in_table(path: str | Path, pool: Pool) -> StepScores:
             reason="missing-scores",
         )
     return _by_solution(pool, trees, scores)
+
+
+def scores_in_file(path: str | Path, pool: Pool) -> tuple[StepScores, CardValues | None]:
+    """The scores of a pool in a scores table, or in JSON lines by the names of problems, and the PRM's card values.
+
+    Raises if JSON lines lack a problem of the pool, or do not fit its solutions; those of other problems are unused.
+    """
+    from prism_prm.evaluate.score_files import card_of_scores, read_scored_problems
+
+    if all(source.kind == "parquet" for source in find_sources(path)):
+        return scores_in_table(path, pool), card_of_scores(path)
+    found = read_scored_problems(path)
+    entries: dict[str, PoolProblem] = {}
+    for i, entry in enumerate(pool.problems):
+        name = entry.name_in_pool or entry.problem.name
+        if not name or name in entries:
+            lack = f"the name {name!r} occurs twice" if name else "the problem has no `name`"
+            place = entry.where or f"problem {i} of the pool"
+            raise DataError(f"{place}: {lack}, but {path} has scores by name; give each problem its own `name`")
+        entries[name] = entry
+    if missing := [name for name in entries if name not in found]:
+        raise DataError(
+            f"{path}: no scores for {len(missing):,} of the pool's {len(entries):,} problems "
+            f"({', '.join(missing[:3])}{', …' * (len(missing) > 3)}); score them too, or leave them out of the pool",
+            reason="missing-scores",
+        )
+    scores: list[Floats | None] = []
+    for name, entry in entries.items():
+        where, own = found[name]
+        if len(own) != len(entry.solutions):
+            raise DataError(
+                f"{where}: {len(own)} lists of scores for the {len(entry.solutions)} solutions of {name!r}; give one "
+                "per solution, or null for one without scores",
+                reason="wrong-type",
+            )
+        for k, (solution, steps) in enumerate(zip(entry.solutions, own, strict=True)):
+            try:
+                if steps is not None:
+                    check_scores(steps, len(solution.steps))
+            except DataError as error:
+                raise DataError(f"{where}: solution {k} of {name!r}: {error}") from error
+            scores.append(np.array(steps) if steps else None)
+    if unused := len(found) - len(entries):
+        say(f"{path}: scores of {unused:,} problems that are not in the pool are not used")
+    return scores, None
 
 
 def scores_by_prm(store: ScoreStore, pool: Pool, advance: Advance = ignore) -> StepScores:

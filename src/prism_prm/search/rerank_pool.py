@@ -28,6 +28,7 @@ from prism_prm.search.grade_pool import (
     grade_chunk,
     grading_hash,
     read_grades,
+    scores_in_file,
     scores_in_pool,
     scores_in_table,
     with_task,
@@ -113,7 +114,8 @@ def rerank_pool(
         pool: a pool, or files, folders or hub datasets of one.
         out: folder for tables, metrics.json and the report.
         prms: PRMs to score the solutions with, or their folders or hub ids, by name.
-        scores: existing scores tables of this pool, by name.
+        scores: existing scores of this pool, by name: tables, or JSON lines {"name": "…", "scores": [[0.9, …], …]}
+            with the name of each problem and the step scores of each of its solutions.
         task: take the reference answers from this task (math-500, gsm8k, …) or file instead of the pool.
         task_data: the local file of `task`; by default the task comes from the hub.
         settings: aggregators, numbers of solutions, draws and the judging of answers.
@@ -138,7 +140,7 @@ def rerank_pool(
         ['3', '7']
     """
     from prism_prm.backends.open_scorer import opened_prm
-    from prism_prm.evaluate.score_files import card_of_scores, read_scores, write_scores
+    from prism_prm.evaluate.score_files import write_scores
 
     settings, out = settings or RerankSettings(), Path(out)
     prms, tables = prms or {}, scores or {}
@@ -150,8 +152,6 @@ def rerank_pool(
         check_scorer(prm, prm_options or PrmOptions(), name)
     find_sources(tables.values())
     _check_unique([*prms, *tables])
-    for path in tables.values():
-        read_scores(path)
     reference = None
     if task:
         reference = load_task(task, task_data, answer_field=settings.answer_field, window=settings.window)
@@ -167,6 +167,7 @@ def rerank_pool(
             say(note)
     most = largest_n([len(entry.solutions) for entry in pool.problems])
     ns = None if settings.ns is None else check_ns(pool, settings.ns)
+    from_files = {name: scores_in_file(path, pool) for name, path in tables.items()}
     with Job(out) as job:
         graded, graded_as = _grade(job, pool, settings, chunk=max(1, SOLUTIONS_PER_CHUNK // max(most, 1)))
         step_scores: dict[str, StepScores] = {}
@@ -177,8 +178,8 @@ def rerank_pool(
             if (own_scores := scores_in_pool(pool)) is not None:
                 step_scores["pool"], cards["pool"] = own_scores, None
             _check_unique([*step_scores, *prms, *tables])
-            for name, path in tables.items():
-                step_scores[name], cards[name] = scores_in_table(path, pool), card_of_scores(path)
+            for name, (of_solutions, card) in from_files.items():
+                step_scores[name], cards[name] = of_solutions, card
             for name, prm in prms.items():
                 table = out / "scores" / f"{file_name(name)}.parquet"
                 with opened_prm(prm, prm_options, name) as scorer:

@@ -23,7 +23,7 @@ from prism_prm.lab.theory import closed_forms
 from prism_prm.metrics import ratio
 from prism_prm.report import STYLES, Report, draw_curve, finish, percent
 from prism_prm.search.curves import best_of, default_ns
-from prism_prm.search.grade_pool import check_measured, grade_pool, scores_in_pool, scores_in_table
+from prism_prm.search.grade_pool import check_measured, grade_pool, scores_in_file, scores_in_pool
 from prism_prm.stats import Interval, cluster_draws, interval, mean_interval, resampled_sums
 
 
@@ -123,9 +123,7 @@ def add_pool(
     pool = read_pool(inputs, answer_field=answer_field)
     card: CardValues | None = None  # scores in the pool itself come without a card
     if scores is not None:
-        from prism_prm.evaluate.score_files import card_of_scores
-
-        step_scores, card = scores_in_table(scores, pool), card_of_scores(scores)
+        step_scores, card = scores_in_file(scores, pool)
     elif (in_pool := scores_in_pool(pool)) is not None:
         step_scores = in_pool
     else:
