@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from prism_prm.errors import PrismError as PrismError
     from prism_prm.evaluate.benchmarks import read_benchmark as read_benchmark
     from prism_prm.evaluate.compare import compare_runs as compare_runs
+    from prism_prm.evaluate.compare_rates import compare_rates as compare_rates
     from prism_prm.evaluate.evaluate_prm import EvalSettings as EvalSettings
     from prism_prm.evaluate.evaluate_prm import evaluate_prm as evaluate_prm
     from prism_prm.evaluate.evaluate_prm import evaluate_steps as evaluate_steps
@@ -125,6 +126,7 @@ _EXPORTS = {
     "annotated_pairs": "prism_prm.data.pair_rules",
     "best_of_n": "prism_prm.search.select",
     "build_pairs": "prism_prm.data.build_pairs",
+    "compare_rates": "prism_prm.evaluate.compare_rates",
     "compare_runs": "prism_prm.evaluate.compare",
     "evaluate_prm": "prism_prm.evaluate.evaluate_prm",
     "evaluate_steps": "prism_prm.evaluate.evaluate_prm",
