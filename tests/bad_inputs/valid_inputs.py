@@ -127,6 +127,7 @@ COMMANDS: dict[str, list[str]] = {
     "eval prmbench": ["eval", "--prm", "prm", "--bench", "prmbench", "--data", "prmbench.jsonl", "--out", "out"],
     "eval pairs": ["eval", "--prm", "prm", "--bench", "pairs", "--data", "pairs", "--out", "out"],
     "compare": ["compare", "a=eval", "b=eval2", "--out", "out"],
+    "compare rates": ["compare", "--rates", "a=95.36,69.34", "b=87.3,47.13", "--out", "out"],
     "theory": ["theory", "--no-simulate", "--out", "out"],
     "theory runs": ["theory", "--no-simulate", "--runs", "a=eval", "--runs", "b=eval2", "--out", "out"],
     "theory pool": ["theory", "--no-simulate", "--pool", "pool.jsonl", "--out", "out"],

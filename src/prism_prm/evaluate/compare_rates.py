@@ -25,8 +25,8 @@ from prism_prm.report import NO_DATA, Report, escaped, percent
 
 SLOPES = (0.8, 1.0, 1.2)
 """Slopes of the ROC curve for which the shift is computed."""
-ROUNDING = 0.001
-"""Differences in FPR up to this are no difference: printed rates are rounded."""
+TOLERANCE = 0.01
+"""Differences in FPR up to this do not count: printed rates are rounded, and have no intervals."""
 VERDICTS = {
     "within": "{name} is within what a shift of {base} gives",
     "more": "{name} is more than a shift of {base}",
@@ -90,10 +90,10 @@ class RateControl:
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS: whether the FPR is in the range that the slopes give, below it or above it."""
-        if self.rates.fpr < min(self.shifted.values()) - ROUNDING:
+        """One of VERDICTS: the FPR is in the range that the slopes give, or more than TOLERANCE below or above it."""
+        if self.rates.fpr < min(self.shifted.values()) - TOLERANCE:
             return "more"
-        return "less" if self.rates.fpr > max(self.shifted.values()) + ROUNDING else "within"
+        return "less" if self.rates.fpr > max(self.shifted.values()) + TOLERANCE else "within"
 
     def finding(self) -> str:
         """The verdict, in words and numbers."""
@@ -138,11 +138,12 @@ def compare_rates(
 def _checked(name: str, pair: Sequence[float]) -> Rates:
     if len(pair) != 2:
         raise ConfigError(f"{name} has {len(pair)} rates; give two, TPR and FPR in percent")
+    given = f"{name}={pair[0]:g},{pair[1]:g}"
     for rate, value in zip(("TPR", "FPR"), pair, strict=True):
         if not 0 < value < 100:
-            raise ConfigError(f"{name}: {rate} {value:g} must be above 0 and below 100 percent, or d′ is undefined")
+            raise ConfigError(f"{given}: the {rate} must be above 0 and below 100 percent, or d′ is undefined")
     if max(pair) < 1:
-        raise ConfigError(f"{name}: TPR {pair[0]:g} and FPR {pair[1]:g} are below 1 percent; give percent, not shares")
+        raise ConfigError(f"{given}: both rates are below 1 percent; give percent, not shares")
     return Rates(pair[0] / 100, pair[1] / 100)
 
 
@@ -185,12 +186,14 @@ def _build_report(known: Mapping[str, Rates], prevalence: float | None) -> Repor
     report.metrics["findings"] = findings
     report.finding = " ".join(map(escaped, findings))
     report.table(headers, rows, caption=f"Rates (%), and the FPR of {base} shifted to the same TPR")
-    right = "" if prevalence is None else f" PRMScore is computed from the rates; {prevalence:.1%} of the steps are right."
     report.text(f"""
 ## How to read this
 
 d′ is z(TPR) − z(FPR). The ROC curve of {escaped(base)} is modeled as a line of z(TPR) in z(FPR) through its printed
-point; slope 1 means equal variances of right and wrong steps. Printed rates have no intervals, so neither has the
-verdict. Best-of-N, search and reinforcement learning do not depend on a threshold: this is not about them.{right}
+point; slope 1 means equal variances of right and wrong steps. A PRM is more than a shift if its FPR is more than
+{100 * TOLERANCE:g} point below those of all slopes, and less if it is above them. Printed rates have no intervals, so
+neither has the verdict. Best-of-N, search and reinforcement learning need no threshold and are not judged here.
 """)
+    if prevalence is not None:
+        report.text(f"PRMScore is computed from the rates, with {percent(prevalence)} % of the steps right.")
     return report
