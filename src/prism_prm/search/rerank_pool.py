@@ -20,6 +20,7 @@ from prism_prm.grading.extract import EXTRACTORS
 from prism_prm.job import Here, Job, stoppable
 from prism_prm.paths import file_name
 from prism_prm.report import remove_report
+from prism_prm.search.controls import compute_controls, measure_agreements
 from prism_prm.search.curves import NUM_DRAWS, Curve, check_ns, compute_curves, largest_n
 from prism_prm.search.grade_pool import (
     Grade,
@@ -202,7 +203,8 @@ def rerank_pool(
         selections = select_solutions(graded, step_scores, own)
         results = RerankResults(
             title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox,
-            tokens, critics,
+            tokens, critics, compute_controls(graded, curves[0].ns) if curves else (),
+            measure_agreements(graded, selections),
         )  # fmt: skip
         report = make_report(results)
         remove_report(out)  # a killed process must not leave its solutions beside another run's metrics
