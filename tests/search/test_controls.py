@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from docs_code import ROOT, stated
 from prism_prm import RerankSettings, rerank_pool
 from prism_prm.aggregate import Choice
 from prism_prm.data.pools import Pool, PoolProblem, Solution
@@ -123,3 +124,32 @@ def test_the_report_has_controls_and_warns(tmp_path: Path) -> None:
     assert "| control: fewest steps | 100.0 |" in report
     assert "Warning: pool selects what the rule fewest steps selects on 100.0 % of 8 problems" in report
     assert {curve.method for curve in results.curves}.isdisjoint(CONTROLS)
+
+
+@pytest.mark.real_data
+def test_published_prms_on_gsm8k(real_data: Path, tmp_path: Path) -> None:
+    """The sentence of the guide; and the controls are those that docs/lab/real-pools.md computed on its own."""
+    files = {"shepherd": "math-shepherd-mistral-7b", "qwen": "qwen2.5-math-prm-7b"}
+    folder = real_data / "best_of_n_prm"
+    results = rerank_pool(
+        folder / "gsm8k_pool_250x32.jsonl", tmp_path / "out",
+        scores={name: folder / f"gsm8k_scores_{file}.jsonl" for name, file in files.items()},
+        settings=RerankSettings(aggregators=("min",), ns=(32,), num_draws=10, judges=1),
+    )  # fmt: skip
+    found = {one.prm: one for one in results.agreements if one.rule == "fewest-steps"}
+    numbers = stated(
+        "docs/guides/rerank.md",
+        "Math-Shepherd selects a solution with the fewest steps on {} % of > {} problems, where {} % are expected; "
+        "Qwen2.5-Math-PRM-7B on {} % of {}, where {} % are.",
+    )
+    assert numbers == [
+        text
+        for one in (found["shepherd"], found["qwen"])
+        for text in (f"{100 * one.share:.1f}", f"{one.num_problems}", f"{100 * one.expected:.1f}")
+    ]
+    assert (found["shepherd"].is_suspicious, found["qwen"].is_suspicious) == (True, False)
+    values = {curve.method: f"{100 * curve.points[-1].value:.1f}" for curve in results.controls}
+    page = (ROOT / "docs/lab/real-pools.md").read_text(encoding="utf-8")
+    for rule, title in {"fewest-steps": "fewest steps", "shortest": "shortest text"}.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {title} |")]
+        assert row.split(" | ")[3] == values[rule]
