@@ -95,7 +95,7 @@ def fault(value: Any, hint: Any) -> str:
         return _list_fault(value, parts)
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
-            return "must be a table of names and values"
+            return "must be names and values, such as a=0.9,b=0.1"
         return next((found for one in value.values() if (found := fault(one, parts[1]))), "")
     return _plain_fault(value, hint)
 
@@ -267,8 +267,8 @@ def parse_value(text: str, hint: Any) -> Any:
         return [parse_value(part.strip(), parts[0]) for part in text.split(",") if part.strip()]
     if _is_table(hint) and not isinstance(value, dict):
         items = [part.partition("=") for part in text.split(",")]
-        table = {key.strip(): parse_value(part.strip(), parts[1]) for key, _, part in items}
-        return table if len(table) == len(items) else text  # a name given twice is refused
+        table = {key.strip(): parse_value(part.strip(), parts[1]) for key, equals, part in items if equals}
+        return table if len(table) == len(items) else text  # without a value, or a name twice: refused
     if hint in (str, Path) or origin is Literal:
         return value if isinstance(value, str) else text
     return value
@@ -286,6 +286,7 @@ def _put(settings: dict[str, Any], keys: Sequence[str], value: Any, where: str) 
 def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> T:
     """Fill the dataclass `cls`; an error names the key with its sections, the value, and what it must be."""
     _reject_unknown_keys(cls, settings, where)
+    settings = _with_lists(cls, settings)
     prefix = f"{where}." if where else ""
     sections, known = _sections(cls), accepted(cls)
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -310,6 +311,17 @@ def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> 
         raise SettingError(prefix + error.name, error.value, error.reason) from None
     except msgspec.ValidationError as error:
         raise ConfigError(f"Wrong setting{f' in [{where}]' if where else ''}: {error}") from error
+
+
+def _with_lists(cls: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with lists where one string stands for a list of one: `inputs = "file.jsonl"`."""
+    sections, known, found = _sections(cls), accepted(cls), dict(settings)
+    for key, value in settings.items():
+        if key in sections and isinstance(value, Mapping):
+            found[key] = _with_lists(sections[key], value)
+        elif isinstance(value, str) and key in known and fault(value, known[key]) and not fault([value], known[key]):
+            found[key] = [value]
+    return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -80,10 +80,13 @@ class Binned:
         """Raise DataError if one of these rounds (number, name) has no pairs."""
         empty = [name for number, name in names if not len(self.rounds[number])]
         if empty:
-            raise DataError(
-                f"rounds {empty} have no pairs (bins: {self.bin_sizes}; dropped: {self.dropped}). "
-                "Merge bins in curriculum.bins, or give more data."
-            )
+            remedy = "Merge bins in curriculum.bins, or give more data."
+            if self.dropped.get("over-lookahead-ratio"):
+                remedy = (
+                    "lookahead_ratio allows lookahead pairs only beside annotated ones: remove it, or train on labels "
+                    'with objective.name = "bce" and objective.on = "labels".'
+                )
+            raise DataError(f"rounds {empty} have no pairs (bins: {self.bin_sizes}; dropped: {self.dropped}). {remedy}")
 
     def mixed(self, kinds: NDArray[np.object_], ratio: float | None, seed: int) -> Binned:
         """Keep at most `ratio` lookahead pairs per annotated pair in each round, sampled with the seed."""

@@ -48,7 +48,7 @@ def bad_values(accepts: Any) -> Iterator[Any]:
     elif origin is typing.Literal:
         yield from ("nonsense", 3, "")
     elif origin is tuple:
-        yield from ("x", 3)
+        yield from (3,) if "str" in str(parts[0]) else ("x", 3)  # one string stands for a list of one
         yield from ([value] * (1 if parts[1:] == (...,) else len(parts)) for value in bad_values(parts[0]))
     elif origin is dict:
         yield "x"

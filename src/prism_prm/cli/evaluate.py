@@ -22,7 +22,7 @@ class EvalCommand(EvalSettings):
 
     bench: tuple[Word, ...] = ()
     """The benchmarks: prmbench, processbench, labeled, pairs, or one that an installed package adds."""
-    prm: str | None = None
+    prm: tuple[str, ...] = ()
     """The PRM: a folder, a hub id, a training run, prism:URL, vllm:URL, critic:openai:URL or critic:hf:FOLDER."""
     data: tuple[str, ...] = ()
     """The benchmark's files or folders, a folder that contains a folder named after it, or a hub id. By default the
@@ -47,6 +47,8 @@ class EvalCommand(EvalSettings):
 
     def __post_init__(self) -> None:
         super(EvalCommand, self).__post_init__()
+        if len(self.prm) > 1:
+            raise ConfigError("--prm is given more than once: run `prism eval` once per PRM, then `prism compare`")
         if not self.bench:
             raise ConfigError("no benchmark: name one with --bench, e.g. --bench processbench")
         if self.load.on_too_long == "skip":
@@ -67,9 +69,10 @@ def evaluate(settings: EvalCommand, out: Path) -> None:
     from prism_prm.report import PAGE
 
     evaluations = evaluate_prm(
-        settings.prm, settings.bench, out, data=settings.data, split=settings.split, scores=settings.scores,
-        predictions=settings.predictions, name=settings.name, trained_on=settings.trained_on, limit=settings.limit,
-        settings=narrow(settings, EvalSettings), store=check_store(settings.store), prm_options=prm_options(settings),
+        next(iter(settings.prm), None), settings.bench, out, data=settings.data, split=settings.split,
+        scores=settings.scores, predictions=settings.predictions, name=settings.name, trained_on=settings.trained_on,
+        limit=settings.limit, settings=narrow(settings, EvalSettings), store=check_store(settings.store),
+        prm_options=prm_options(settings),
     )  # fmt: skip
 
     def show() -> None:

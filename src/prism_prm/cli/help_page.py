@@ -6,6 +6,7 @@ import dataclasses
 import io
 import re
 import shutil
+import textwrap
 import typing
 from collections.abc import Iterable
 from itertools import groupby
@@ -31,7 +32,6 @@ BRIEF = {
     "label.method": "Who gets rollouts: monte-carlo, binary, adaptive.",
     "label.rule": "A step is right by: any, half, value>T or soft.",
     "label.alternatives": "Other candidates to sample under each prefix.",
-    "limit": "Use at most this many.",
     "load.device": "Where models run: cpu, cuda, cuda:1, …",
     "load.dtype": "Precision: auto, bfloat16, float16 or float32.",
     "n": "Solutions to sample, or candidates per round: N or N,N,….",
@@ -113,7 +113,8 @@ def command_help(name: str, command: Command, *, everything: bool) -> str:
     page.print("\n[bold]Examples[/]")
     for about, line in command.examples.items():
         page.print(Padding(Text(f"# {about}", style="dim"), (0, 0, 0, 2)))
-        page.print(Padding(Text(line), (0, 0, 0, 2)))
+        parts = textwrap.wrap(line, page.width - 6, break_long_words=False, break_on_hyphens=False)
+        page.print(Padding(Text(" \\\n  ".join(parts)), (0, 0, 0, 2)))
     return page.text
 
 
@@ -127,7 +128,8 @@ def _text(setting: Setting, *, brief: bool) -> str:
     """The help of a setting with its default; `brief`: for one screen."""
     text = setting.text
     if brief:
-        text = BRIEF.get(setting.name) or re.split(r"(?<=[.…]) (?=[A-Z$])", text)[0]
+        brief_text = None if typing.get_origin(setting.hint) is dict else BRIEF.get(setting.name)
+        text = brief_text or re.split(r"(?<=[.…]) (?=[A-Z$])", text)[0]
     default = setting.default
     if setting.shown:
         return text if brief else f"{text} [{setting.shown}]"
@@ -146,9 +148,13 @@ class _Page:
     """Text as wide as the terminal, with colors where it is one."""
 
     def __init__(self) -> None:
-        width = min(WIDEST, shutil.get_terminal_size().columns)
+        self.width = min(WIDEST, shutil.get_terminal_size().columns)
         self._console = Console(
-            file=io.StringIO(), width=width, highlight=False, emoji=False, force_terminal=Console().is_terminal or None
+            file=io.StringIO(),
+            width=self.width,
+            highlight=False,
+            emoji=False,
+            force_terminal=Console().is_terminal or None,
         )
 
     @property

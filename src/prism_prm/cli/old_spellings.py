@@ -1,4 +1,4 @@
-"""Spellings of 0.2.0 whose new form cannot be guessed from the name of a setting; errors give the new one."""
+"""Spellings of 0.2.0 and of other tools whose form here cannot be guessed from the name of a setting."""
 
 from __future__ import annotations
 
@@ -29,6 +29,18 @@ OLD_OPTIONS = {
     "--perturbed-negatives": "--set pairs.perturbed=N",
     "--random-negatives": "--set pairs.random=N",
     "--drop-finish": "--set read.drop_finish=bad_problem,give_up",
+    "eval --model": "--prm PRM",
+    "score --model": "--prm PRM",
+    "rerank --model": "--prm PRM",
+    "serve --model": "--prm PRM",
+    "train --config": "the recipe without an option: prism train RECIPE",
+    "grpo --config": "the recipe without an option: prism grpo RECIPE",
+    "train --learning-rate": "--set train.lr=X",
+    "train --learning_rate": "--set train.lr=X",
+    "train --batch-size": "--set train.pairs_per_update=N",
+    "train --batch_size": "--set train.pairs_per_update=N",
+    "--batch-size": "--set load.token_budget=N (tokens per forward pass)",
+    "--batch_size": "--set load.token_budget=N (tokens per forward pass)",
     "theory --grpo-rate": "--set grpo_rates=0.1,0.3",
     "theory --rate": "--set rates=0,0.1,0.2",
 }

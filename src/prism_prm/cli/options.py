@@ -159,7 +159,8 @@ def is_repeated(setting: Setting) -> bool:
 
 
 METAVARS = {
-    "bench": "NAMES", "check": "FILE", "consensus": "PRM", "n": "N,…", "ns": "N,…", "plan.hardware": "GPUS",
+    "bench": "NAMES", "check": "FILE", "read.on_bad_record": "fail|skip", "pairs.lookahead": "all|none|N",
+    "threshold": "X", "consensus": "PRM", "n": "N,…", "ns": "N,…", "plan.hardware": "GPUS",
     "policy.name": "POLICY", "predictions": "FILE", "ray.address": "ADDRESS", "scores": "FILE", "split": "NAME",
     "store": "FOLDER", "trained_on": "DATA", "world": "FOLDER",
 }  # fmt: skip
@@ -168,6 +169,8 @@ METAVARS = {
 
 def metavar(setting: Setting) -> str:
     """The placeholder of an option's value in the help."""
+    if typing.get_origin(setting.hint) is dict:
+        return "NAME=X,…"
     if setting.name in METAVARS:
         return METAVARS[setting.name]
     if setting.hint in (int, int | None):

@@ -35,8 +35,8 @@ class ScoreCommand:
     """Write the margin r⁺ − r⁻ of every pair instead, and show the paper's curriculum bins."""
     show: bool = False
     """Print the first solutions with a mark, color and score for each step; write nothing."""
-    limit: Count = 10
-    """With --show: how many solutions to print."""
+    limit: Count | None = None
+    """With --show: how many solutions to print. By default 10."""
     threshold: Share | None = None
     """With --show: a step counts as right above this probability. By default as the PRM's card says."""
     format: str = "auto"
@@ -64,6 +64,8 @@ class ScoreCommand:
             raise ConfigError("no PRM: name one with --prm, e.g. --prm Qwen/Qwen2.5-Math-PRM-7B")
         if len(self.prm) > 1 and not self.show:
             raise ConfigError("--prm is given more than once: only --show scores with several PRMs")
+        if not self.show and (self.limit is not None or self.threshold is not None):
+            raise ConfigError("--limit and --threshold are for --show; without it, all steps are scored and written")
         if self.pairs and (self.show or len(self.inputs) > 1):
             raise ConfigError("--pairs takes one folder of `prism pairs`, and no --show")
 
@@ -119,7 +121,7 @@ def _show_solutions(settings: ScoreCommand, prms: dict[str, str], options: PrmOp
     from prism_prm.evaluate.look_at import look_at
 
     found = look_at(
-        prms, settings.inputs, limit=settings.limit, threshold=settings.threshold, format=settings.format,
+        prms, settings.inputs, limit=settings.limit or 10, threshold=settings.threshold, format=settings.format,
         options=settings.read, prm_options=options,
     )  # fmt: skip
     solutions = [

@@ -168,6 +168,12 @@ def pool_problem(
             reason="missing-field",
         )
     items = record[field]
+    if field == "completions" and isinstance(record.get("labels"), list):
+        raise DataError(
+            "`labels` beside `completions`: these are labeled steps of one solution, not a pool of solutions; "
+            "`prism pairs` and `prism eval --bench labeled` read them",
+            reason="wrong-type",
+        )
     try:  # search-and-learn writes all scores into one field of the record
         scores = msgspec.convert(record.get("scores"), list[list[float] | None] | None)
     except msgspec.ValidationError as error:
