@@ -151,7 +151,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             log_failure(request.url.path, error)
             return error_response(500, str(error))
         case TimeoutError():
-            deadline = request.app.state.engine.settings.deadline
+            deadline = request.app.state.engine.settings.answer_seconds
             return error_response(504, f"Not answered within {deadline:g} seconds.", 1)
         case ConnectionError():
             return Response(status_code=CLIENT_CLOSED)
