@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from types import ModuleType
 
 import pytest
 import samples
 
 FRAMEWORK = os.environ.get("PRISM_CONNECTORS", "")
 collect_ignore_glob = [] if FRAMEWORK else ["test_*.py"]
+
+
+if FRAMEWORK == "openrlhf":  # vLLM is not installed: it would take gigabytes, and the tests have an engine of their own
+    for _module, _name in (("vllm", "SamplingParams"), ("vllm.inputs", "TokensPrompt"), ("vllm.utils", "random_uuid")):
+        sys.modules[_module] = ModuleType(_module)
+        setattr(sys.modules[_module], _name, None)
 
 
 def pytest_ignore_collect(collection_path: os.PathLike[str]) -> bool | None:

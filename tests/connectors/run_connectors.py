@@ -24,9 +24,12 @@ GRADING = ["latex2sympy2-extended>=1.10.2"]
 LOCAL = [*LIGHT, *GRADING, "torch==2.13.0", "accelerate", "jinja2", "peft", "safetensors", "scipy"]
 """What it needs to load a PRM, beside transformers."""
 PACKAGES: dict[str, list[list[str]]] = {
-    "verl": [["verl==0.9.1", "TransferQueue", "cachetools", "fastapi", "uvicorn", "transformers<5.11", "packaging<26", *LOCAL]],
+    "verl": [
+        ["verl==0.9.1", "TransferQueue", "transformers<5.11", "packaging<26", *LOCAL],
+        ["cachetools", "fastapi", "uvicorn"],  # which it imports, and does not name
+    ],
     "openrlhf": [
-        ["transformers<5.11", "ray", "aiohttp", "datasets", "einops", "optree", "pylatexenc", "torchdata", *LOCAL],
+        ["transformers==5.15.0", "ray==2.55.0", "aiohttp", "datasets", "einops", "pylatexenc", *LOCAL],
         ["--no-deps", "openrlhf==0.11.2"],
     ],
     "verifiers": [["verifiers==0.4.0", *LIGHT, *GRADING]],

@@ -169,9 +169,13 @@ def test_ray_workers(prm: str, rollouts: Make, scores: list[float]) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_wrong_prm_in_ray_workers(tmp_path: Path, rollouts: Make) -> None:
+    """verl would take dead workers for failed rollouts, and go on."""
     manager = RewardLoopManager(config(str(tmp_path / "missing"), "reward.num_workers=1"))
-    with pytest.raises(Exception, match="missing"):
-        manager.compute_rm_score(rollouts(list(TEXTS)))
+    found = manager.compute_rm_score(rollouts(list(TEXTS))).batch["rm_scores"]
+    with pytest.raises(DataError, match="4 of 4 rollouts have no PRM score, so the run stops"):
+        advantages(found, "prism_grpo")
+    for worker in manager.reward_loop_workers:
+        ray.kill(worker)
 
 
 class _Handle:

@@ -26,6 +26,10 @@ MOST = 256
 """The most completions per batch."""
 
 
+class RewardFailure(BaseException):
+    """A reward that could not be computed, raised where a framework swallows every `Exception` and trains on."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     problem: str

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ray
 import torch
 from torch import Tensor
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
@@ -54,18 +55,26 @@ class PrismRewardManager(RewardManagerBase):  # type: ignore[misc]
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **_: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
         self.estimator = str(config.algorithm.adv_estimator)
-        self.calls = configured_batcher(dict(config.reward.get("reward_kwargs") or {}))
-        self._check(config)
-        self.spans = TokenSpans(tokenizer)
-        self.ends = {tokenizer.eos_token_id, *_end_ids(config, tokenizer)} - {None}
-
-    def _check(self, config: Any) -> None:
+        self.error: Exception | None = None
         if self.estimator not in ADV_ESTIMATOR_REGISTRY or not self.estimator.startswith("prism_"):
             known = sorted(str(name) for name in ADV_ESTIMATOR_REGISTRY if str(name).startswith("prism_"))
             raise ConfigError(
                 f"algorithm.adv_estimator={self.estimator}: verl would drop rollouts that could not be scored, and "
                 f"train on. Set one that stops instead: {', '.join(known)}."
             )
+        try:
+            self._open(config)
+        except Exception as error:
+            if not _is_in_actor():
+                raise
+            # verl would take a dead worker for failed rollouts, and go on; the estimator stops instead
+            log.critical("The reward cannot be opened; the run stops at the first advantages.", exc_info=True)
+            self.error = error
+
+    def _open(self, config: Any) -> None:
+        self.calls = configured_batcher(dict(config.reward.get("reward_kwargs") or {}))
+        self.spans = TokenSpans(self.tokenizer)
+        self.ends = {self.tokenizer.eos_token_id, *_end_ids(config, self.tokenizer)} - {None}
         if self.estimator not in STEP_ESTIMATORS:
             return
         reward = self.calls.reward
@@ -85,6 +94,8 @@ class PrismRewardManager(RewardManagerBase):  # type: ignore[misc]
     async def run_single(self, data: Any) -> dict[str, Any]:
         """The reward of one rollout, and its parts. NaN if it could not be scored: the estimator then stops the run."""
         try:
+            if self.error is not None:
+                raise self.error
             return await self._run(data)
         except Exception:
             log.critical("A rollout could not be scored; the run stops at the next advantages.", exc_info=True)
@@ -121,6 +132,11 @@ class PrismRewardManager(RewardManagerBase):  # type: ignore[misc]
         owners = self.spans.owners([ids[i] for i in own], outcome.steps)
         last = dict(zip(owners, own, strict=True))
         return [(last[step], outcome.scores[step]) for step in sorted(last)]
+
+
+def _is_in_actor() -> bool:
+    """Whether this process is a Ray actor, as verl's reward workers are."""
+    return bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
 
 
 def _turns(own: Sequence[int]) -> list[list[int]]:
