@@ -65,7 +65,8 @@ def serve(log: Path) -> tuple[subprocess.Popen[str], str]:
     """A server with the shipped PRM, and its address."""
     code = "import prism_prm; print(prism_prm.example_folder('prism'))"
     place = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-    command = [sys.executable, "-m", "prism_prm", "serve", "--prm", f"prism={place}", "--port", "0", "--for-training"]
+    model = f"Qwen/Qwen2.5-Math-PRM-7B={place}"  # the only name that reward_hub accepts
+    command = [sys.executable, "-m", "prism_prm", "serve", "--prm", model, "--port", "0", "--for-training"]
     with log.open("w") as out:
         server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, text=True)
     for _ in range(1200):

@@ -149,7 +149,7 @@ def test_many_at_once_with_a_bonus(prm: str, rollouts: Make, scores: list[float]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=True)
     yield
     ray.shutdown()
 
