@@ -41,7 +41,7 @@ STEPWISE = (
 
 def config(prm: str, *options: str, estimator: str = "prism_grpo") -> Any:
     given = [
-        *COMMAND, f"actor_rollout_ref.model.path={folder()}", f"+reward.reward_kwargs.prm='{prm}'",
+        *COMMAND, f"actor_rollout_ref.model.path={folder()}", f"+reward.reward_kwargs.prm={prm}",
         f"algorithm.adv_estimator={estimator}", *options,
     ]  # fmt: skip
     with initialize_config_module("verl.trainer.config", version_base=None):

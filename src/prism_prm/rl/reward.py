@@ -175,7 +175,8 @@ MAX_OPENED = 4
 def _opened_by(reward_id: str) -> _Opened:
     """What the copies of this reward share in this process."""
     with _OPENED_LOCK:
-        opened = _OPENED[reward_id] = _OPENED.pop(reward_id, None) or _Opened()
+        opened = _OPENED.pop(reward_id) if reward_id in _OPENED else _Opened()
+        _OPENED[reward_id] = opened
         while len(_OPENED) > MAX_OPENED:
             del _OPENED[next(iter(_OPENED))]
         return opened

@@ -71,9 +71,10 @@ class MicroBatcher:
 
     def submit(self, problem: str, text: str, *, cut: bool = False, reference: object | None = None) -> Future[Judged]:
         """Queue one completion; `reference` is the right answer, if there is one."""
-        if not isinstance(problem, str) or not isinstance(text, str):
-            found = type(problem).__name__, type(text).__name__
-            raise DataError(f"problem and completion must be strings, not {' and '.join(found)}", reason="wrong-type")
+        given: tuple[Any, ...] = (problem, text)
+        if not all(isinstance(one, str) for one in given):
+            found = " and ".join(type(one).__name__ for one in given)
+            raise DataError(f"problem and completion must be strings, not {found}", reason="wrong-type")
         if self._process != os.getpid():  # a thread does not survive a fork
             self._start()
         call = _Call(problem, text, cut, reference)

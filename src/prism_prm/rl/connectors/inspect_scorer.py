@@ -22,7 +22,7 @@ CUT = ("max_tokens", "model_length")
 """Inspect's stop reasons of an output that was cut off."""
 
 
-@scorer(metrics={"prm": [mean(), stderr()], "gated": [mean()]})
+@scorer(metrics={"prm": [mean(), stderr()], "gated": [mean()]})  # type: ignore[untyped-decorator]
 def prm_scorer(prm: str | None = None, aggregator: str | None = None, gate: bool | None = None) -> Scorer:
     """The PRM's score of all that the model wrote; steps and their P(right) are in the score's metadata."""
     calls = configured_batcher({"prm": prm, "aggregator": aggregator, "gate": gate, "verifiable": 0.0})
@@ -38,7 +38,7 @@ def prm_scorer(prm: str | None = None, aggregator: str | None = None, gate: bool
     return score
 
 
-@solver
+@solver  # type: ignore[untyped-decorator]
 def best_of_n(n: int = 4, prm: str | None = None, aggregator: str | None = None, gate: bool | None = None) -> Solver:
     """Sample n solutions, and keep the one that the PRM scores highest; of equals, the first.
 
