@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all test-latest screenshot golden check docs format bench clean
+.PHONY: help setup demo test test-all test-latest test-connectors screenshot golden check docs format bench clean
 help:            ## show this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
 
@@ -38,6 +38,9 @@ test-latest:     ## run the tests with the newest version of every dependency, i
 	@echo "Versions that differ from constraints.txt:"; $(LATEST)/bin/python -m pip freeze --exclude-editable | grep -vxFf constraints.txt || true
 	$(LATEST)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
+test-connectors: $(READY)  ## run the connectors on the real frameworks, in .venv-connectors; ONLY=verl for one
+	$(BIN)/python tests/connectors/run_connectors.py $(ONLY) -- $(ARGS)
+
 screenshot: $(READY)  ## take the README's screenshot of the page (needs chromium)
 	$(BIN)/python experiments/page_screenshot.py
 
@@ -62,4 +65,4 @@ bench: $(READY)  ## run all benchmarks
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) $(LATEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis site
+	rm -rf $(VENV) $(LATEST) .venv-connectors .pytest_cache .mypy_cache .ruff_cache .hypothesis site

@@ -150,8 +150,8 @@ def _import_everything() -> None:
     import prism_prm
 
     for module in pkgutil.walk_packages(prism_prm.__path__, "prism_prm."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+        if not module.name.endswith("__main__") and not module.name.startswith("prism_prm.rl.connectors."):
+            importlib.import_module(module.name)  # connectors import their framework
     for name in ("torch", "transformers.models.qwen2.modeling_qwen2", "peft", "accelerate", "datasets", "trl"):
         importlib.import_module(name)
 

@@ -52,8 +52,8 @@ def test_type_checkers_see_what_is_exported() -> None:
 def test_no_name_is_a_package_and_every_verb_is_callable() -> None:
     """Importing a module sets its name in the package: a verb of that name would be gone."""
     for module in pkgutil.walk_packages(prism_prm.__path__, "prism_prm."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+        if not module.name.endswith("__main__") and not module.name.startswith("prism_prm.rl.connectors."):
+            importlib.import_module(module.name)  # connectors import their framework
     assert [name for name in NAMES if inspect.ismodule(getattr(prism_prm, name))] == []
     assert [name for name in NAMES if not callable(getattr(prism_prm, name))] == []
     assert set(VERBS.values()) <= set(FUNCTIONS)

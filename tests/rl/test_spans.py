@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from prism_prm.lab.world.policy import make_tokenizer
-from prism_prm.rl.trainer import TokenSpans
+from prism_prm.rl.spans import TokenSpans
 from prism_prm.steps import cut_steps
 from tiny import llama_tokenizer, mistral_tokenizer, qwen_tokenizer
 

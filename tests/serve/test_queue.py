@@ -94,6 +94,29 @@ def test_models_take_turns() -> None:
         assert (len(one.calls), len(two.calls)) == (0, 1)
 
 
+def test_a_trainer_waits_instead_of_being_refused(pool: ThreadPoolExecutor) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}, max_requests=2, for_training=True, training_seconds=300.0) as server:
+        scorer.open.clear()
+        accepted = waiting(server, pool, "a", "b")
+        parked = [pool.submit(ask, server, f"c{i}", "s") for i in range(20)]
+        assert not any(one.done() for one in parked)
+        scorer.open.set()
+        assert [one.result().status_code for one in accepted + parked] == [200] * 22
+        assert server.metric('prism_requests_total{route="/v1/steps",status="429"}') == 0
+
+
+def test_a_trainer_waits_up_to_a_limit(pool: ThreadPoolExecutor) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}, max_requests=1, for_training=True, training_seconds=1.5) as server:
+        scorer.open.clear()
+        (late,) = waiting(server, pool, "a")
+        assert ask(server, "b", "s").status_code in (429, 504), "no room, or room at the last moment"
+        assert late.result().status_code == 504
+        scorer.open.set()
+        assert ask(server, "c", "s").status_code == 200
+
+
 def test_too_many_requests(pool: ThreadPoolExecutor) -> None:
     scorer = GatedScorer()
     with running({"m": scorer}, max_requests=2) as server:

@@ -11,8 +11,8 @@ import pytest
 
 from prism_prm import PRM, StepTree, solution_score
 from prism_prm.errors import DataError
-from prism_prm.rl.openrlhf import completion_in, problem_in
-from prism_prm.serve.app import _without_end
+from prism_prm.rl.prompts import completion_in, problem_in
+from prism_prm.rl.reward import split_end
 from prism_prm.steps import cut_steps
 from prism_prm.tree import Step
 from serving_prms import Running, running
@@ -205,8 +205,8 @@ def test_no_text_takes_quadratic_time() -> None:
     """They are read while the whole process waits."""
     started = time.process_time()
     many = 100_000
-    assert _without_end("a" + "\n" * many + "x </s>\n<|im_end|>") == "a" + "\n" * many + "x"
-    assert _without_end("a" + "</s>\n" * many) == "a"
+    assert split_end("a" + "\n" * many + "x </s>\n<|im_end|>") == ("a" + "\n" * many + "x", True)
+    assert split_end("a" + "</s>\n" * many) == ("a", True)
     assert problem_in("[INST]" * many) == "[INST]" * many
     assert problem_in("[INST] a [/INST] b" * many + "[INST] open") == "a"
     assert problem_in("<|im_start|>user\n" * many + "c<|im_end|>[INST]") == "c"

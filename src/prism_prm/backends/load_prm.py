@@ -11,7 +11,8 @@ from torch import nn
 
 from prism_prm.backends.open_critic import is_critic, open_critic
 from prism_prm.backends.open_scorer import PrmOptions, remote_place
-from prism_prm.backends.remote_prm import PrismPRM, RemotePRM, VllmPRM, compare_with
+from prism_prm.backends.remote_prm import RemotePRM, compare_with, open_served
+from prism_prm.backends.vllm_prm import VllmPRM
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.attention import check_attention
 from prism_prm.models.card import CARD_FILE, Card, hub_id, prm_folder
@@ -94,14 +95,13 @@ def load_prm(
         if check and local is None:
             raise ConfigError(f"{name}: to check it, name its local copy (--set load.local=…, local= in Python)")
         check_on_too_long(on_too_long)
-        key = "PRISM_API_KEY" if remote.kind == "prism" else "VLLM_API_KEY"
-        server = Server(remote.url, RetryPolicy(prm_timeout, prm_retries), prm_concurrency, key_variable=key)
+        policy = RetryPolicy(prm_timeout, prm_retries)
         served: RemotePRM
         if remote.kind == "prism":
-            served = PrismPRM(server, remote.model, on_too_long)
+            served = open_served(remote.url, remote.model, on_too_long, policy, prm_concurrency)
         else:
             served = VllmPRM(
-                server, remote.model, on_too_long,
+                Server(remote.url, policy, prm_concurrency, key_variable="VLLM_API_KEY"), remote.model, on_too_long,
                 local=None if local is None else str(local), family=family, settings=settings, context=context,
             )  # fmt: skip
         if check and local is not None:

@@ -1,22 +1,15 @@
 """PRMs behind a server, with retries and timeouts like those of policies.
 
-- `prism:http://host:8000#model` is a `prism serve` server. It knows the layout, so it gets plain text, and it computes
-  steps that requests share once.
-- `vllm:http://host:8000#model` is a vLLM server. It gets token ids, laid out by the family here. It returns a row of
-  probabilities for each step tag, or for each token if it was started without a tag. For an unknown tag it returns
-  neither a row nor an error, so rows are counted.
+`prism:http://host:8000#model` is a `prism serve` server. It knows the layout, so it gets plain text, and it computes
+steps that requests share once. A client of it needs neither torch nor transformers. For vLLM, see `vllm_prm`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import math
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,14 +17,8 @@ import numpy as np
 from prism_prm.aggregate import CardValues, check_aggregator
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError, ModelError
-from prism_prm.models.card import Card, find_card, first_is_right
-from prism_prm.models.families.base import Family
 from prism_prm.models.load_settings import OnTooLong
-from prism_prm.models.model_files import load_tokenizer, readable, tokenizer_text
-from prism_prm.models.packing import encode_tree
-from prism_prm.models.prm import PackItem, fit
-from prism_prm.net import Server, TooMuchError
-from prism_prm.paths import no_connection
+from prism_prm.net import RetryPolicy, Server, TooMuchError
 from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.tree import ROOT, StepTree
 
@@ -45,9 +32,6 @@ SAMPLE = ("1+1+2-1", ["1+1=2", "2+2=3", "3-1=2"])
 """A solution that every tokenizer can read."""
 SIZES_KNOWN = 200_000
 """The number of problems and steps whose token counts are cached."""
-SMALLEST = 1e-38
-"""Replaces probabilities that a server has rounded to 0."""
-_PATTERNS = ("tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "prism.json", "vocab*", "merges.txt")
 
 
 SendBatch = Callable[[Sequence[int], bool], Awaitable[int]]
@@ -290,174 +274,6 @@ def _prune(tree: StepTree, wanted: Sequence[int]) -> tuple[StepTree, list[int]]:
     return StepTree(tree.tree_id, tree.problem, nodes, tuple(position[tree.parents[node]] for node in kept), ()), kept
 
 
-class VllmPRM(RemotePRM):
-    """A PRM behind vLLM."""
-
-    def __init__(
-        self,
-        server: Server,
-        model: str,
-        on_too_long: OnTooLong,
-        *,
-        local: str | None = None,
-        family: str | None = None,
-        settings: Mapping[str, str] | None = None,
-        context: int | None = None,
-    ) -> None:
-        super().__init__(server, model, on_too_long)
-        self._root = str(self.served.get("root") or "")
-        place = local or self._root or self.model
-        card, kind, tokenizer, is_swapped = _load_layout(place, family, settings)
-        self._sign = -1.0 if is_swapped else 1.0
-        """−1 if the first of the two labels means a right step."""
-        self.family = kind(tokenizer, compat=card.compat, settings=card.settings)
-        if len(self.family.labels) != 2 or self.family.uses_lm_head:
-            raise ConfigError(
-                f"{place}: vLLM returns probabilities of two labels, but the family {self.family.name!r} has no such "
-                "head; serve it with `prism serve`"
-            )
-        self.outputs = self.family.outputs
-        self.card = CardValues(card.aggregator, card.threshold)
-        limit = self.served.get("max_model_len")
-        self.context = context or (limit if isinstance(limit, int) and limit > 0 else 2**31)
-
-    def identity(self) -> str:
-        """Identify the server, its entry for the model, and the layout; the weights are not visible here."""
-        family = self.family
-        layout = family.name, family.sha256, sorted(family.chosen.items()), family.compat, self._sign
-        served = self.server.shown, self.model, self._root
-        facts = repr((served, layout, tokenizer_text(family.text.tokenizer), self.context, self.on_too_long))
-        return f"vllm:{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}"
-
-    def can_score(self, step: str, depth: int) -> bool:
-        return self.family.can_read(step, depth)
-
-    def count_tokens(self, tree: StepTree) -> int:
-        return encode_tree(tree, self.family).num_tokens
-
-    def _prepare(
-        self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], scores: list[TreeScores]
-    ) -> tuple[dict[int, int], SendBatch]:
-        paths: list[_Path] = []
-        for i, (tree, nodes) in enumerate(zip(trees, wanted, strict=True)):
-            items, too_long = fit(tree, i, nodes, self.family, self.context, self.on_too_long)
-            scores[i] = replace(scores[i], too_long=tuple(too_long))
-            paths += [path for item in items for path in _paths(item)]
-        left = Counter(path.tree for path in paths)
-
-        async def send(batch: Sequence[int], can_split: bool) -> int:
-            sent = [paths[i] for i in batch]
-            body = {
-                "model": self.model,
-                "input": [path.ids for path in sent],
-                "task": "token_classify",
-                "add_special_tokens": False,
-            }
-            rows = await self.server.ask(
-                "POST", "/pooling", lambda answer: _read_pooling(answer, sent), body, can_split=can_split
-            )
-            done = 0
-            for path, values in zip(sent, rows, strict=True):
-                for node, value in zip(path.nodes, values, strict=True):
-                    if node is not None:
-                        scores[path.tree].log_odds_NO[node, 0] = self._sign * value
-                left[path.tree] -= 1
-                done += left[path.tree] == 0
-            return done
-
-        return {i: 4 * len(path.ids) for i, path in enumerate(paths)}, send
-
-
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """A sequence to send: from the prompt to a wanted node without wanted descendants."""
-
-    tree: int
-    ids: list[int]
-    reads: list[int]
-    """The position where each step of the sequence is read."""
-    nodes: list[int | None]
-    """For each step of the sequence, the node that gets its score; None if no node does."""
-
-
-def _paths(item: PackItem) -> list[_Path]:
-    encoded = item.tree
-    wanted = {node for group in item.groups for node in group}
-    inner: set[int] = set()
-    for node in wanted:
-        above = encoded.parents[node]
-        while above != ROOT and above not in inner:
-            inner.add(above)
-            above = encoded.parents[above]
-    left = set(wanted)
-    paths = []
-    for leaf in sorted(wanted - inner):
-        path: list[int] = []
-        node = leaf
-        while node != ROOT:
-            path.append(node)
-            node = encoded.parents[node]
-        path.reverse()
-        if item.is_node is None:
-            nodes = [node if node in left else None for node in path]
-            left.difference_update(path)
-        else:
-            assert wanted == {len(encoded.ids) - 1}, "of a shortened path only the last node is wanted"
-            nodes = [*[None] * (len(path) - 1), item.is_node]
-        ids = [*encoded.prompt, *(token for node in path for token in encoded.ids[node])]
-        paths.append(_Path(item.index, ids, [encoded.starts[node] + encoded.reads[node] for node in path], nodes))
-    return paths
-
-
-def _read_pooling(answer: dict[str, Any], paths: Sequence[_Path]) -> list[list[float]]:
-    """Read the log-odds of each step of each sequence. Raises ValueError if the answer is invalid."""
-    data = answer.get("data")
-    if not isinstance(data, list) or len(data) != len(paths) or not all(isinstance(result, dict) for result in data):
-        raise ValueError(f"the answer has not one result for each of {len(paths)} sequences; is this vLLM's /pooling?")
-    log_odds = []
-    for result, path in zip(data, paths, strict=True):
-        rows = result.get("data")
-        if isinstance(rows, list) and len(rows) == len(path.ids) != len(path.reads):  # a row for each token
-            rows = [rows[read] for read in path.reads]
-        if not isinstance(rows, list) or len(rows) != len(path.reads):
-            count = len(rows) if isinstance(rows, list) else "no"
-            raise ModelError(
-                f"the server returned {count} rows for {len(path.reads)} steps. Start vLLM with --pooler-config "
-                f"'{{\"step_tag_id\": {path.ids[path.reads[-1]]}}}'."
-            )
-        values = []
-        for row in rows:
-            if not isinstance(row, list) or len(row) != 2 or not all(isinstance(p, int | float) for p in row):
-                raise ValueError(f"a row is not [P(wrong), P(right)]: {str(row)[:80]}")
-            wrong, right = map(float, row)
-            if not (0 <= wrong <= 1 and 0 <= right <= 1 and abs(wrong + right - 1) < 0.02):
-                raise ValueError(f"a row does not hold probabilities: {row}")
-            values.append(math.log(max(right, SMALLEST)) - math.log(max(wrong, SMALLEST)))
-        log_odds.append(values)
-    return log_odds
-
-
-def _load_layout(
-    place: str, family: str | None, settings: Mapping[str, str] | None
-) -> tuple[Card, type[Family], Any, bool]:
-    """Load card, family and tokenizer of a PRM's folder or hub id, and whether its first label means a right step."""
-    from transformers import AutoConfig
-
-    if Path(place).is_dir():
-        folder = Path(place)
-    else:
-        from huggingface_hub import snapshot_download
-
-        try:
-            folder = Path(
-                snapshot_download(place, allow_patterns=list(_PATTERNS), local_files_only=bool(no_connection()))
-            )
-        except (OSError, ValueError) as error:
-            raise ModelError(
-                f"{place}: no tokenizer to lay out steps with ({type(error).__name__}). Name the PRM's folder or hub "
-                "id with --set load.local=… (local= in Python)."
-            ) from error
-    with readable(folder, "config.json"):
-        config = AutoConfig.from_pretrained(folder)
-    card, kind = find_card(place, folder, config, family, settings, None)
-    return card, kind, load_tokenizer(folder), kind.names_labels and first_is_right(folder, config)
+def open_served(url: str, model: str, on_too_long: OnTooLong, policy: RetryPolicy, concurrency: int) -> PrismPRM:
+    """Open a PRM of a `prism serve` server; its key is in $PRISM_API_KEY."""
+    return PrismPRM(Server(url, policy, concurrency, key_variable="PRISM_API_KEY"), model, on_too_long)

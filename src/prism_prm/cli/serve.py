@@ -60,13 +60,15 @@ COMMAND = Command(
     serve,
     options={
         "--prm": "prm", "--results": "results", "--data": "data", "--host": "host", "--port": "port", "--keys": "keys",
-        "--family": "family", "--dtype": "load.dtype", "--device": "load.device",
+        "--for-training": "for_training", "--family": "family", "--dtype": "load.dtype", "--device": "load.device",
     },
     examples={
         "A PRM for programs on this machine": "prism serve --prm runs/my-prm",
         "Two PRMs, by the names that clients ask for":
             "prism serve --prm base=prms/base --prm Qwen/Qwen2.5-Math-PRM-7B=prms/prism --port 8000",
         "For other machines, with keys": "prism serve --prm runs/my-prm --host 0.0.0.0 --keys keys.txt",
+        "As the reward of a trainer: requests wait instead of getting 429":
+            "prism serve --prm runs/my-prm --for-training",
         "Watch a search that is running": "prism serve --results runs/beam",
     },
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Reinforcement learning with a PRM: rewards for existing trainers, and step-level credit.
 
-`reward` scores completions, `credit` turns the scores of a group into advantages per step, and `trainer` assigns tokens
-to steps and passes the advantages to TRL. `verl` and `openrlhf` are the reward files of those frameworks.
+`reward` scores completions, `credit` turns the scores of a group into advantages per step, `spans` assigns tokens to
+steps, and `trainer` passes the advantages to TRL. `connectors` has rewards for other frameworks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`PRMReward`: a PRM as the reward function of a trainer.
 
-It is a plain callable, so any trainer can call it. It can be pickled: a PRM given as a folder or hub id is loaded on
-first use, and a loaded PRM is pickled with its weights.
+It is a plain callable, so any trainer can call it, from several threads if it likes. It can be pickled: a PRM given as
+a folder or hub id is loaded on first use, once per process, and a loaded PRM is pickled with its weights.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
+import uuid
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ import numpy as np
 from prism_prm.aggregate import card_values, check_aggregator, choose_aggregator, choose_threshold, solution_score
 from prism_prm.arrays import Floats
 from prism_prm.backends.open_critic import is_critic
-from prism_prm.backends.open_scorer import PrmOptions
+from prism_prm.backends.open_scorer import PrmOptions, remote_place
+from prism_prm.backends.remote_prm import open_served
 from prism_prm.data.tasks import Grader, Level, TaskGrader, TaskProblem
 from prism_prm.errors import ConfigError, DataError
+from prism_prm.net import RetryPolicy
 from prism_prm.rl.credit import clip as clipped
 from prism_prm.rl.credit import delta as differences
 from prism_prm.scorer import Scorer, TreeScores
@@ -153,6 +156,32 @@ class Judged:
         return int(np.isnan(self.probabilities).sum())
 
 
+@dataclass
+class _Opened:
+    """What a reward opens on first use; its pickled copies in a process share it."""
+
+    lock: Any = field(default_factory=threading.RLock)
+    scorer: Scorer | None = None
+    grader: TaskGrader | None = None
+
+
+_OPENED: dict[str, _Opened] = {}
+"""What the rewards that were unpickled in this process have opened, by the reward's id, the oldest first."""
+_OPENED_LOCK = threading.Lock()
+MAX_OPENED = 4
+"""How many of them are kept. A process pool unpickles the reward for every call, so the next call needs the last."""
+
+
+def _opened_by(reward_id: str) -> _Opened:
+    """What the copies of this reward share in this process."""
+    with _OPENED_LOCK:
+        opened = _OPENED.pop(reward_id) if reward_id in _OPENED else _Opened()
+        _OPENED[reward_id] = opened
+        while len(_OPENED) > MAX_OPENED:
+            del _OPENED[next(iter(_OPENED))]
+        return opened
+
+
 class PRMReward:
     """A PRM as a reward function: `GRPOTrainer(reward_funcs=[PRMReward("my-prm")])`.
 
@@ -226,21 +255,25 @@ class PRMReward:
         """The outcomes for the completions of the last call."""
         self._aggregator = aggregator
         self._grader = grader
-        self._scorer: Scorer | None = None
-        self._own_grader: TaskGrader | None = None
+        self._opened = _Opened()
+        self._id = uuid.uuid4().hex
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_scorer": None, "_own_grader": None, "last": []}
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"} | {"last": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = {**state, "_opened": _opened_by(state["_id"])}
 
     @property
     def scorer(self) -> Scorer:
-        """The PRM, which is loaded on first use."""
-        if self._scorer is None:
-            from prism_prm.backends.load_prm import open_prm
-
-            self._scorer = open_prm(self.prm, self.prm_options)
-        return self._scorer
+        """The PRM, which is loaded on first use, once for all threads and for all copies in a process."""
+        if isinstance(self.prm, Scorer):
+            return self.prm
+        with self._opened.lock:
+            if self._opened.scorer is None:
+                self._opened.scorer = _open(self.prm, self.prm_options)
+            return self._opened.scorer
 
     @property
     def aggregator(self) -> str:
@@ -257,15 +290,17 @@ class PRMReward:
         """Finds and judges answers."""
         if self._grader is not None:
             return self._grader
-        if self._own_grader is None:
-            self._own_grader = TaskGrader(methods=STATED, sandbox=self.sandbox)
-        return self._own_grader
+        with self._opened.lock:
+            if self._opened.grader is None:
+                self._opened.grader = TaskGrader(methods=STATED, sandbox=self.sandbox)
+            return self._opened.grader
 
     def close(self) -> None:
         """Stop the processes that judge answers, if there are any."""
-        if self._own_grader is not None:
-            self._own_grader.close()
-            self._own_grader = None
+        with self._opened.lock:
+            grader, self._opened.grader = self._opened.grader, None
+        if grader is not None:
+            grader.close()
 
     def __call__(
         self,
@@ -337,12 +372,13 @@ class PRMReward:
             self._outcome(*parts)
             for parts in zip(solutions, probabilities, answers, correct, cut or [False] * len(texts), strict=True)
         ]
-        self.counts["completions"] += len(outcomes)
-        self.counts["steps"] += sum(len(outcome.steps) for outcome in outcomes)
-        self.counts["gated"] += sum(outcome.gated for outcome in outcomes)
-        self.counts["cut"] += sum(outcome.cut for outcome in outcomes)
-        self.counts["unanswered"] += sum(outcome.answer is None for outcome in outcomes)
-        self.counts["unreadable"] += sum(outcome.num_unreadable for outcome in outcomes)
+        with self._opened.lock:
+            self.counts["completions"] += len(outcomes)
+            self.counts["steps"] += sum(len(outcome.steps) for outcome in outcomes)
+            self.counts["gated"] += sum(outcome.gated for outcome in outcomes)
+            self.counts["cut"] += sum(outcome.cut for outcome in outcomes)
+            self.counts["unanswered"] += sum(outcome.answer is None for outcome in outcomes)
+            self.counts["unreadable"] += sum(outcome.num_unreadable for outcome in outcomes)
         return outcomes
 
     def _outcome(
@@ -363,6 +399,18 @@ class PRMReward:
             tuple(steps), tuple(probabilities.tolist()), tuple(scores.tolist()), tuple(rewards.tolist()), reward,
             answer, correct, bonus, cut, gated,
         )  # fmt: skip
+
+
+def _open(prm: str | Path, options: PrmOptions) -> Scorer:
+    """Open a PRM; one of `prism serve` without torch and transformers, which a trainer's environment may not have."""
+    remote = remote_place(prm)
+    if remote is not None and remote.kind == "prism" and not options.check:
+        policy = RetryPolicy(options.prm_timeout, options.prm_retries)
+        too_long = options.on_too_long or "skip"
+        return open_served(remote.url, remote.model, too_long, policy, options.prm_concurrency)
+    from prism_prm.backends.load_prm import open_prm
+
+    return open_prm(prm, options)
 
 
 def _refuse_gaps(prm: Scorer | str | Path, options: PrmOptions) -> None:
@@ -420,11 +468,13 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
 PREFIX = "PRISM_RL_"
 """The prefix of their environment variables: `PRISM_RL_PRM`, `PRISM_RL_AGGREGATOR`, …"""
 END = f"{PREFIX}EOS"
-"""The string that ends a completion, such as `<|im_end|>`, if the framework keeps it."""
+"""Strings that end a completion, separated by spaces, such as `<|im_end|>`: set it if the framework keeps them."""
+ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
+"""What the usual chat templates put after a completion."""
 
 
 def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
-    """The reward for these options, with defaults from the environment. Equal options share one reward."""
+    """The reward for these options, with defaults from the environment; one reward per process for equal options."""
     given = {name: value for name, value in (options or {}).items() if value is not None}
     unknown = sorted(set(given) - set(OPTIONS))
     if unknown:
@@ -440,18 +490,37 @@ def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
                 given[name] = OPTIONS[name](value)
             except ValueError as error:
                 raise ConfigError(f"{PREFIX}{name.upper()}: {error}") from None
-    return _make_reward(**given)
+    return _make_reward(given)
+
+
+def split_end(text: str, ends: Sequence[str] = ENDS) -> tuple[str, bool]:
+    """A completion without the white space and end strings after it, and whether there was an end string."""
+    end, has_end = len(text), False
+    while end:  # a regular expression could take quadratic time
+        if text[end - 1].isspace():
+            end -= 1
+        elif mark := next((mark for mark in ends if text.endswith(mark, 0, end)), ""):
+            end -= len(mark)
+            has_end = True
+        else:
+            break
+    return text[:end], has_end
 
 
 def without_end(text: str) -> tuple[str, bool]:
-    """A completion without its end string, and whether it was cut off; never cut off if PRISM_RL_EOS is not set."""
-    end = os.environ.get(END)
-    if not end:
-        return text, False
-    has_end = text.rstrip().endswith(end)
-    return (text.rstrip().removesuffix(end), False) if has_end else (text, True)
+    """A completion without what ends it, and whether it was cut off; never cut off if PRISM_RL_EOS is not set."""
+    own = os.environ.get(END, "").split()
+    text, has_end = split_end(text, (*own, *ENDS))
+    return text, bool(own) and not has_end
 
 
-@lru_cache
-def _make_reward(**options: Any) -> PRMReward:
-    return PRMReward(**options)
+_REWARDS: dict[tuple[tuple[str, Any], ...], PRMReward] = {}
+_REWARDS_LOCK = threading.Lock()
+
+
+def _make_reward(options: Mapping[str, Any]) -> PRMReward:
+    key = tuple(sorted(options.items()))
+    with _REWARDS_LOCK:
+        if key not in _REWARDS:
+            _REWARDS[key] = PRMReward(**options)
+        return _REWARDS[key]

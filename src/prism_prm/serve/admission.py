@@ -2,7 +2,8 @@
 
 `Gate` is the middleware around all routes: it checks the caller, reads the body within its limits, and counts requests.
 `Admission` tracks the queue and the speed of each model. It accepts or rejects at once: it rejects requests that exceed
-the queue in requests or tokens, or would miss their deadline at the current speed, and it answers all it accepts.
+the queue in requests or tokens, or would miss their deadline at the current speed, and it answers all it accepts. With
+`for_training`, a request waits for room, in order of arrival, and is rejected only at its deadline.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ SMOOTHING = 0.8
 """The weight of the past in moving averages."""
 TOKENS_PER_BYTE = 0.25
 """The initial guess, before any request was read."""
+POLL_SECONDS = 0.02
+"""How often a waiting request looks for room."""
 SMALL_BATCH = 512
 """Tokens below which the fixed costs of a batch dominate."""
 
@@ -88,6 +91,24 @@ class Admission:
         """Measured tokens per second of each model."""
         self._work: Counter[str | None] = Counter()
         self._density = self._work_density = TOKENS_PER_BYTE
+        self._next = asyncio.Lock()
+        """Held by the request that waits for room; asyncio's locks are fair."""
+
+    async def wait_for_room(self, check: Callable[[], None], since: float) -> None:
+        """Call `check`, which raises RefusedError; with `for_training`, until there is room, or to the deadline."""
+        if not self.settings.for_training:
+            check()
+            return
+        async with self._next:
+            while True:
+                try:
+                    check()
+                    return
+                except RefusedError as refused:
+                    is_late = time.monotonic() >= since + self.settings.answer_seconds
+                    if is_late or self.is_draining or refused.status not in (429, 503):
+                        raise
+                await asyncio.sleep(POLL_SECONDS)
 
     def check_room(self, num_bytes: int = 0) -> None:
         """Raise RefusedError early, before a body of this size is read, if it would be rejected anyway."""
@@ -102,15 +123,19 @@ class Admission:
     @contextlib.asynccontextmanager
     async def admit(self, model: str | None, since: float, num_bytes: int) -> AsyncIterator[Reservation]:
         """Reserve room for a request that arrived at `since` (monotonic); TimeoutError at its deadline."""
-        self.check_room()
         tokens, work = self.guess(model, num_bytes)
         self._check_size(tokens, GUESS_SLACK * self.settings.max_tokens, "About ")
-        self._check_wait(model, tokens, work)
+
+        def check() -> None:
+            self.check_room()
+            self._check_wait(model, tokens, work)
+
+        await self.wait_for_room(check, since)
         reservation = Reservation(model)
         self.resize(reservation, tokens, work)
         self.num_requests += 1
         try:
-            async with asyncio.timeout(max(0.0, since + self.settings.deadline - time.monotonic())):
+            async with asyncio.timeout(max(0.0, since + self.settings.answer_seconds - time.monotonic())):
                 yield reservation
         finally:
             self.num_requests -= 1
@@ -121,7 +146,8 @@ class Admission:
         """Replace the guess by the counted tokens; RefusedError if they exceed the limits."""
         self._check_size(tokens, self.settings.max_tokens)
         self.resize(reservation, 0, 0)
-        self._check_wait(reservation.model, tokens, work)
+        if not self.settings.for_training:  # there, it waited by its guess, and keeps its turn
+            self._check_wait(reservation.model, tokens, work)
         self.resize(reservation, tokens, work)
 
     def resize(self, reservation: Reservation, tokens: int, work: int) -> None:
@@ -178,7 +204,7 @@ class Admission:
             raise RefusedError(429, f"{self.tokens:,} tokens are waiting already.", self._retry_after())
         if model is not None and model not in self.rates and self.num_requests > MAX_UNMEASURED:
             raise RefusedError(429, "Too many requests are waiting for the model's first answer.", 1)
-        if self.seconds(model, work) > SAFETY * self.settings.deadline:
+        if self.seconds(model, work) > SAFETY * self.settings.answer_seconds:
             raise RefusedError(429, "This request would not be answered before its deadline.", self._retry_after())
 
     def _retry_after(self) -> int:
@@ -222,7 +248,7 @@ class Gate:
             if scope["path"] not in self.open_paths:
                 self._check_caller(scope, headers)
             if scope["method"] == "POST":
-                incoming.replayed = await self._read_body(headers, incoming)
+                incoming.replayed = await self._read_body(headers, incoming, started)
                 scope["size"] = len(incoming.replayed)
                 if self.admission.settings.log_text:
                     log.warning("%s %s", scope["path"], incoming.replayed.decode("utf-8", "replace"))
@@ -258,14 +284,15 @@ class Gate:
                     403, "Use this server's address or localhost, not a name; or give it keys."
                 ) from None
 
-    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive, started: float) -> bytes:
         settings = self.admission.settings
         too_long = RefusedError(413, f"The body is longer than {settings.max_body:,} bytes.")
         announced = headers.get(b"content-length", b"0")
         length = int(announced) if announced.isdigit() else 0
-        self.admission.check_room(length)
         if length > settings.max_body:
+            self.admission.check_room()
             raise too_long
+        await self.admission.wait_for_room(lambda: self.admission.check_room(length), started)
         data = bytearray()
         try:
             async with asyncio.timeout(settings.client_seconds):

@@ -29,7 +29,8 @@ from prism_prm.backends.critic import BudgetError, CriticError
 from prism_prm.errors import DataError, PrismError
 from prism_prm.models.load_settings import OnTooLong
 from prism_prm.net import ServerError
-from prism_prm.rl.openrlhf import completion_in, problem_in
+from prism_prm.rl.prompts import completion_in, problem_in
+from prism_prm.rl.reward import split_end
 from prism_prm.scorer import sigmoid
 from prism_prm.serve import schemas
 from prism_prm.serve.admission import CLIENT_CLOSED, UNEXPECTED, Gate, RefusedError, error_response, log_failure
@@ -46,8 +47,6 @@ ABOUT = (
 )
 SEPARATOR = "<extra_0>"
 """Ends a step in the assistant's turn."""
-_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
-"""What chat templates put after a completion."""
 PATHS = 500_000
 """The limit of steps on all paths of a request's trees. Each path gets a score, and a deep tree with many leaves has
 far more steps on its paths than nodes."""
@@ -152,7 +151,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             log_failure(request.url.path, error)
             return error_response(500, str(error))
         case TimeoutError():
-            deadline = request.app.state.engine.settings.deadline
+            deadline = request.app.state.engine.settings.answer_seconds
             return error_response(504, f"Not answered within {deadline:g} seconds.", 1)
         case ConnectionError():
             return Response(status_code=CLIENT_CLOSED)
@@ -266,8 +265,8 @@ async def get_reward(
             raise DataError(f"{len(body.query)} queries, but {len(body.prompts)} prompts")
         items = []
         for number, (query, prompt) in enumerate(zip(body.query, body.prompts, strict=True)):
-            steps = cut_steps(_without_end(completion_in(query, prompt, number)))
-            items.append(served.item(StepTree.chain(problem_in(prompt), steps)))
+            completion, _ = split_end(completion_in(query, prompt, number))
+            items.append(served.item(StepTree.chain(problem_in(prompt), cut_steps(completion))))
         return items
 
     items, found = await _score(request, served, make)
@@ -403,19 +402,6 @@ def _tree(given: schemas.Solution | schemas.Text | schemas.Tree, number: int) ->
     if strange is not None:
         raise DataError(f"item {number}, node {strange}: its parent must be a node before it, or -1")
     return StepTree(number, given.problem, tuple(map(Step, given.nodes)), tuple(given.parents), ())
-
-
-def _without_end(text: str) -> str:
-    """A completion without trailing white space and end tokens; a regular expression could take quadratic time."""
-    end = len(text)
-    while end:
-        if text[end - 1].isspace():
-            end -= 1
-        elif token := next((token for token in _ENDS if text.endswith(token, 0, end)), ""):
-            end -= len(token)
-        else:
-            break
-    return text[:end]
 
 
 def _answer(

@@ -127,7 +127,7 @@ class ServeEngine:
             self._changed.notify()
         self._readers.shutdown(wait=False, cancel_futures=True)
         if self._loaded.is_set():
-            self._thread.join(self.settings.deadline)
+            self._thread.join(self.settings.answer_seconds)
 
     async def encode(self, make: Callable[[], T], since: float, num_bytes: int) -> T:
         """Run `make`, which tokenizes a request of this size, in the tokenizer thread; TimeoutError at its deadline."""
@@ -157,7 +157,7 @@ class ServeEngine:
             with self._changed:
                 number = self.num_queued
                 self.num_queued += 1
-                deadline = since + self.settings.deadline
+                deadline = since + self.settings.answer_seconds
                 self._queue[number] = _Job(model, owner, items, deadline, future, reservation)
                 self._changed.notify()
             try:

@@ -49,7 +49,7 @@ def make_server(
 
     def load() -> Sequence[ServedModel]:
         size = int(settings.cache_mb * 1e6)
-        options = with_request_timeout(prm_options or PrmOptions(), settings.deadline)
+        options = with_request_timeout(prm_options or PrmOptions(), settings.answer_seconds)
         return [served_model(name, open_prm(prm, options, name), size) for name, prm in prms.items()]
 
     sys.setswitchinterval(SWITCH)
@@ -63,7 +63,7 @@ def make_server(
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=math.ceil(settings.deadline),  # a client that has not read by then never will
+        timeout_graceful_shutdown=math.ceil(settings.answer_seconds),  # a client that has not read by then never will
         limit_concurrency=_max_connections(),
     )
     return DrainingServer(config, engine)

@@ -37,6 +37,10 @@ class ServeSettings:
     """The size limit of a request in bytes. Larger ones get 413."""
     deadline: Positive = 30.0
     """Seconds until a request is answered or gets 504. Requests that would wait too long get 429 at once."""
+    for_training: bool = False
+    """Serve a trainer: requests wait for room, up to training_seconds, instead of getting 429."""
+    training_seconds: Positive = 150.0
+    """With for_training: the deadline. Clients must wait longer; OpenRLHF waits for 180 seconds."""
     client_seconds: Positive = 10.0
     """Seconds that a client may take to send a request, and to read part of a response."""
     batch_items: Count = 256
@@ -50,6 +54,11 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def answer_seconds(self) -> float:
+        """Seconds until a request is answered, or fails."""
+        return self.training_seconds if self.for_training else self.deadline
 
     @property
     def is_local(self) -> bool:
