@@ -25,12 +25,12 @@ class EvalCommand(EvalSettings):
     prm: tuple[str, ...] = ()
     """The PRM: a folder, a hub id, a training run, prism:URL, vllm:URL, critic:openai:URL or critic:hf:FOLDER."""
     data: tuple[str, ...] = ()
-    """The benchmark's files or folders, a folder that contains a folder named after it, or a hub id. By default the
-    data comes from the hub. Partial benchmarks are fine."""
+    """The benchmark's files, folders or hub id. A folder may contain one named after the benchmark. By default the data
+    comes from the hub. Partial benchmarks are fine."""
     split: str | None = None
-    """For labeled and pairs: use only this split of a folder of `prism pairs`."""
+    """For labeled and pairs: use only this split. Folders of `prism pairs` have splits."""
     scores: Path | None = None
-    """A scores table of this data, from `prism score` or an earlier run."""
+    """A scores table of this data. It comes from `prism score` or an earlier run."""
     predictions: Path | None = None
     """Scores from elsewhere: JSON lines {"id": "…", "scores": [0.9, …]} or {"id": "…", "labels": [true, …]}."""
     name: str | None = None

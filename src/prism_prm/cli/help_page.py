@@ -24,10 +24,9 @@ WIDEST = 100
 BRIEF = {
     "aggregators": "How step scores become one: last, min, product, mean, soft-min.",
     "answer_field": "The field that holds the reference answer.",
-    "bench": "prmbench, processbench, labeled, pairs: one or more, a,b.",
+    "bench": "prmbench, processbench, labeled or pairs; several: a,b.",
     "consensus": "Keep only labels that this PRM or critic confirms.",
     "check": "Compare the labels with this file of exact ones.",
-    "data": "Files, folders or a hub id. By default from the hub.",
     "family": "The PRM's family, if its folder does not name it.",
     "label.method": "Who gets rollouts: monte-carlo, binary, adaptive.",
     "label.rule": "A step is right by: any, half, value>T or soft.",
@@ -41,19 +40,16 @@ BRIEF = {
     "predictions": "Scores from elsewhere, as JSON lines with id and scores or labels.",
     "prm": "A folder, hub id, prism:URL, vllm:URL, critic:openai:URL or critic:hf:FOLDER.",
     "ray.address": "Run on a Ray cluster: HOST:PORT, auto, or a new one.",
-    "scores": "Existing scores, from `prism score` or an earlier run.",
     "search.aggregator": "How step scores become one: last, min, product, mean, soft-min.",
     "search.method": "sample, greedy, best-of-n, beam, dvts or particle.",
     "second_policy": "Keep only labels that this policy confirms.",
     "select": "argmax, majority, weighted or public-tests.",
     "store": "A folder of scores to reuse and extend.",
-    "split": "Use only this split of a folder of `prism pairs`.",
     "target_tpr": "Instead: choose the threshold for this TPR on held-out problems.",
     "task": "A known task (math-500, gsm8k, …), or a file.",
     "trained_on": "Training data: items on its problems are reported separately.",
-    "threshold": "A step counts as right above this.",
 }
-"""Setting → its help on one screen, where its first sentence is too long for that."""
+"""Setting → its help on one screen, where its first sentence is too long for that. No name here has two meanings."""
 Row = tuple[str, str]
 """An option or setting, and its help."""
 
@@ -128,8 +124,7 @@ def _text(setting: Setting, *, brief: bool) -> str:
     """The help of a setting with its default; `brief`: for one screen."""
     text = setting.text
     if brief:
-        brief_text = None if typing.get_origin(setting.hint) is dict else BRIEF.get(setting.name)
-        text = brief_text or re.split(r"(?<=[.…]) (?=[A-Z$])", text)[0]
+        text = BRIEF.get(setting.name) or re.split(r"(?<=[.…]) (?=[A-Z$])", text)[0]
     default = setting.default
     if setting.shown:
         return text if brief else f"{text} [{setting.shown}]"

@@ -8,7 +8,7 @@ SPIN_COUNT = "10000"
 """How often a thread of libgomp, the OpenMP that torch brings, checks for work before it sleeps.
 
 Its own default of 300,000 keeps a core for milliseconds after each of thousands of small operations. On a busy
-machine, the slowest thread needs that time; see docs/performance.md.
+machine, the slowest thread needs that time; see docs/lab/performance.md.
 """
 SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 """Variables with which the user may have set it already."""

@@ -130,7 +130,7 @@ class MicroBatcher:
                 references=references,
             )  # fmt: skip
             assert len(judged) == len(batch), "one outcome per completion"
-        except BaseException as error:
+        except BaseException as error:  # RewardFailure too; the caller gets it from its future
             for call in batch:
                 call.future.set_exception(error)
             return
