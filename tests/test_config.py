@@ -52,7 +52,10 @@ def test_wrong_type_names_the_place() -> None:
 def test_a_value_that_is_none_of_a_few_lists_them() -> None:
     sections = {"data": {"inputs": ["x"]}, "base": {"prm": "x"}}
     for change, known in [
-        ({"objective": {"name": "foo"}}, "objective.name = 'foo': must be one of sc, bce, hybrid"),
+        (
+            {"objective": {"name": "foo"}},
+            "objective.name = 'foo': must be one of sc, bce, hybrid, listwise, listwise+bce",
+        ),
         (
             {"hardware": {"save_dtype": "fp16"}},
             "save_dtype = 'fp16': must be one of float32, bfloat16, float64",

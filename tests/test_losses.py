@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +65,59 @@ def test_hybrid_adds_the_anchor() -> None:
     assert one == pytest.approx(contrastive - 2 * math.log(0.9), abs=1e-12)
 
 
+def sides(*rows: str) -> tuple[Tensor, Tensor]:
+    """Masks of the right and the wrong steps of prefixes written as "rww."."""
+    right, wrong = (torch.tensor([[step == side for step in row] for row in rows]) for side in "rw")
+    return right, wrong
+
+
+def choose_all(scores: Tensor, row: str) -> Tensor:
+    """The conditional logit by its definition: a sum over all choices of as many steps."""
+    used = [k for k, side in enumerate(row) if side in "rw"]
+    right = [k for k in used if row[k] == "r"]
+    choices = torch.stack([scores[list(some)].sum() for some in itertools.combinations(used, len(right))])
+    return choices.logsumexp(0) - scores[right].sum()
+
+
+def test_listwise_with_one_step_of_each_kind_is_the_loss_of_the_pair() -> None:
+    chosen, rejected = tensor(0.3, -2.0), tensor(-0.4, 1.0)
+    lists = torch.stack([chosen, rejected], 1)
+    for space in ("probability", "log-odds"):
+        same: dict[str, Any] = {"space": space, "temperature": 0.7, "margin": 0.1, "negative_weight": 2.0}
+        for pair, of_list in (("sc", "listwise"), ("hybrid", "listwise+bce")):
+            for anchor in ("both", "chosen"):
+                expected = Objective(pair, anchor_on=anchor, **same).of_pairs(chosen, rejected)  # type: ignore[arg-type]
+                found = Objective(of_list, anchor_on=anchor, **same).of_lists(lists, *sides("rw", "rw"))  # type: ignore[arg-type]
+                assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
+
+
+def test_listwise_by_hand() -> None:
+    one = Objective("listwise", space="log-odds").of_lists(tensor(1.0, 0.0, -1.0)[None], *sides("rww"))
+    assert one.item() == pytest.approx(math.log(1 + math.exp(-1) + math.exp(-2)), abs=1e-12)
+    two = Objective("listwise", space="log-odds").of_lists(tensor(1.0, 0.0, -1.0)[None], *sides("rrw"))
+    assert two.item() == pytest.approx(math.log(math.e + 1 + math.exp(-1)) - 1, abs=1e-12)
+
+
+def test_listwise_by_its_definition_with_gradients() -> None:
+    rows = ("rrwww", "rw...", "rwrw.", "rrrrw")
+    scores = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    found = Objective("listwise", space="log-odds").of_lists(scores, *sides(*rows))
+    expected = torch.stack([choose_all(scores[i], row) for i, row in enumerate(rows)])
+    assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
+    (gradient,) = torch.autograd.grad(found.sum(), scores)
+    (by_definition,) = torch.autograd.grad(expected.sum(), scores)
+    torch.testing.assert_close(gradient, by_definition, atol=1e-12, rtol=0)
+    assert gradient.sum(1).tolist() == pytest.approx([0] * 4, abs=1e-12), "an offset of the prefix cancels"
+
+
+def test_listwise_does_not_overflow() -> None:
+    scores = tensor(1e4, -1e4, 1e4, -1e4)
+    loss = Objective("listwise+bce", space="log-odds").of_lists(scores[None], *sides("rrw."))
+    (gradient,) = torch.autograd.grad(loss.sum(), scores)
+    assert torch.isfinite(loss).all()
+    assert torch.isfinite(gradient).all()
+
+
 @given(centre=st.floats(-0.5, 0.5), margin=st.floats(-1, 1))
 def test_gradient_is_minus_sigma_of_minus_margin_and_zero_at_the_centre(centre: float, margin: float) -> None:
     centre_, margin_ = tensor(centre), tensor(margin)
@@ -98,6 +153,7 @@ def test_no_overflow_at_extreme_log_odds() -> None:
     ("settings", "message"),
     [
         ({"name": "sc", "on": "labels"}, "needs name = 'bce'"),
+        ({"name": "listwise", "on": "labels"}, "needs name = 'bce', not 'listwise'"),
         ({"temperature": 0.0}, "temperature = 0.0: must be above 0"),
         ({"anchor_weight": -1.0}, "must be 0 or more"),
     ],

@@ -1,8 +1,8 @@
-"""The objectives: losses on a PRM's log-odds, per pair or per step.
+"""The objectives: losses on a PRM's log-odds, per pair, per prefix or per step.
 
-Every function takes log-odds (probability = sigmoid) and returns one loss per pair or step, never a mean: the sampler
-decides how many pairs make an update. Shapes: P pairs, N steps. torch is imported where it is used, so that recipes can
-be read without it.
+Every function takes log-odds (probability = sigmoid) and returns one loss per example, never a mean: the sampler
+decides how many examples make an update. Shapes: P pairs, N steps or prefixes, K steps after a prefix. torch is
+imported where it is used, so that recipes can be read without it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ if TYPE_CHECKING:
 class Objective:
     """Section [objective]: what training minimizes."""
 
-    name: Literal["sc", "bce", "hybrid"] = "sc"
-    """`sc`: the step-contrastive loss −log σ(r⁺ − r⁻). `bce`: pointwise cross-entropy. `hybrid`: their sum."""
+    name: Literal["sc", "bce", "hybrid", "listwise", "listwise+bce"] = "sc"
+    """`sc`: the step-contrastive loss −log σ(r⁺ − r⁻). `bce`: pointwise cross-entropy. `hybrid`: their sum. `listwise`:
+    conditional logit over all steps after a prefix, each prefix with weight one. `listwise+bce`: that plus bce."""
     on: Literal["pairs", "labels"] = "pairs"
     """What to train on: `pairs`, or (only with `bce`) `labels`, every labeled step once, hard or soft."""
     space: Literal["probability", "log-odds"] = "probability"
-    """What r is in `sc`. With probability (the paper) the loss stays above −log σ(1) = 0.313; with log-odds it has no
-    floor."""
+    """What r is in `sc` and `listwise`. With probability (the paper) `sc` stays above −log σ(1) = 0.313; with log-odds
+    it has no floor."""
     temperature: Positive = 1.0
-    """`sc` divides r⁺ − r⁻ − margin by this temperature. Below 1 the loss is sharper."""
+    """`sc` and `listwise` divide r⁺ − r⁻ − margin by this temperature. Below 1 the loss is sharper."""
     margin: float = 0.0
-    """The margin that r⁺ − r⁻ should exceed in `sc`."""
+    """The margin that r⁺ − r⁻ should exceed in `sc` and `listwise`."""
     anchor_weight: NotNegative = 1.0
-    """The weight of bce in `hybrid`: sc + anchor_weight · bce. SC leaves the level of the scores free; bce fixes it."""
+    """The weight of bce in `hybrid` (sc + anchor_weight · bce) and `listwise+bce`. SC and listwise leave the level of
+    the scores free; bce fixes it."""
     anchor_on: Literal["both", "chosen"] = "both"
-    """The steps that bce sees in `hybrid`: both of a pair, or only the right one (which keeps false negatives low)."""
+    """The steps that bce sees in `hybrid` and `listwise+bce`: both sides, or only the right one (which keeps false
+    negatives low)."""
     positive_weight: Positive = 1.0
     """The weight of the right side of each label in `bce`."""
     negative_weight: Positive = 1.0
@@ -46,6 +49,11 @@ class Objective:
         if self.on == "labels" and self.name != "bce":
             raise ConfigError(f"objective.on = 'labels' needs name = 'bce', not {self.name!r}: the others need pairs.")
 
+    @property
+    def in_lists(self) -> bool:
+        """Whether an example is a prefix with all its steps, not a pair."""
+        return self.name in ("listwise", "listwise+bce")
+
     def of_pairs(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
         """The loss of each pair."""
         if self.name == "sc":
@@ -54,6 +62,23 @@ class Objective:
         if self.name == "bce":
             return pointwise_P
         return self._contrastive(chosen_P, rejected_P) + self.anchor_weight * pointwise_P
+
+    def of_lists(self, log_odds_NK: Tensor, right_NK: Tensor, wrong_NK: Tensor) -> Tensor:
+        """The loss of each prefix; `right_NK` and `wrong_NK` say which entries are its right and wrong steps.
+
+        With one step of each kind it is the loss of that pair by `sc` or `hybrid`.
+        """
+        score_NK = log_odds_NK.sigmoid() if self.space == "probability" else log_odds_NK
+        score_NK = (score_NK + self.margin * wrong_NK.to(score_NK.dtype)) / self.temperature
+        listwise_N = conditional_logit(score_NK, right_NK, wrong_NK)
+        if self.name == "listwise":
+            return listwise_N
+        weights = (self.positive_weight, self.negative_weight)
+        loss_NK = pointwise(log_odds_NK, right_NK.to(log_odds_NK.dtype), *weights)
+        pointwise_N = (loss_NK * right_NK).sum(1) / right_NK.sum(1)
+        if self.anchor_on == "both":
+            pointwise_N = (pointwise_N + (loss_NK * wrong_NK).sum(1) / wrong_NK.sum(1)) / 2
+        return listwise_N + self.anchor_weight * pointwise_N
 
     def of_steps(self, log_odds_N: Tensor, label_N: Tensor) -> Tensor:
         """The loss of each labeled step (`on = "labels"`)."""
@@ -81,6 +106,29 @@ def step_contrastive(chosen_P: Tensor, rejected_P: Tensor, temperature: float = 
     from torch.nn.functional import softplus
 
     return softplus(-(chosen_P - rejected_P - margin) / temperature)
+
+
+def conditional_logit(score_NK: Tensor, right_NK: Tensor, wrong_NK: Tensor) -> Tensor:
+    """−log of the probability that exactly the right steps are right, given how many of the steps are.
+
+    That is −log(exp(Σ right scores) / Σ over all choices of as many steps exp(Σ their scores)). Whatever all scores of
+    a prefix have in common cancels. With one right step it is the softmax loss.
+    """
+    import torch
+
+    never = -1e30  # not −∞, whose gradient would be NaN
+    used_NK = right_NK | wrong_NK
+    score_NK = torch.where(used_NK, score_NK, never)
+    num_right_N = right_NK.sum(1)
+    # total_NC[:, c]: the log of the sum over all choices of c of the steps seen so far
+    size = int(num_right_N.max()) + 1
+    total_NC = score_NK.new_full((len(score_NK), size), never)
+    total_NC[:, 0] = 0
+    for score_N in score_NK.unbind(1):
+        with_it_NC = total_NC[:, :-1] + score_N[:, None]
+        total_NC = torch.cat([total_NC[:, :1], torch.logaddexp(total_NC[:, 1:], with_it_NC)], 1)
+    of_all_N = total_NC.gather(1, num_right_N[:, None])[:, 0]
+    return of_all_N - torch.where(right_NK, score_NK, 0).sum(1)
 
 
 def pointwise(

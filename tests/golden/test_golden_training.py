@@ -29,6 +29,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "bce": {"name": "bce", "positive_weight": 2.0},
     "bce on labels": {"name": "bce", "on": "labels", "negative_weight": 0.5},
     "hybrid": {"name": "hybrid"},
+    "listwise": {"name": "listwise", "space": "log-odds"},
+    "listwise and bce": {"name": "listwise+bce", "space": "log-odds", "anchor_weight": 0.5},
     "hybrid on chosen steps": {"name": "hybrid", "space": "log-odds", "anchor_weight": 0.25, "anchor_on": "chosen"},
 }
 UPDATES, STOPPED_AT, CHECKPOINT = 10, 7, 5
@@ -75,6 +77,8 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
         prm.save(folder / "base")
         for name, settings in OBJECTIVES.items():
             on_labels = settings.get("on") == "labels"
+            in_lists = settings.get("name", "").startswith("listwise")
+            per_update = 27 if on_labels else 10 if in_lists else 18
             inputs = [str(folder / "pairs.jsonl"), *([str(folder / "soft.jsonl")] if on_labels else [])]
             sections = {
                 "data": {"inputs": inputs, "split": {"train": 0.8, "validation": 0.2}},
@@ -83,8 +87,9 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
                 "objective": settings,
                 "curriculum": {"mode": "none", "bins": [[-1.0, 1.0]]},
                 "train": {
-                    "lr": 1e-3, "pairs_per_update": 27 if on_labels else 18, "max_pairs_per_tree_per_update": 3,
+                    "lr": 1e-3, "pairs_per_update": per_update, "max_pairs_per_tree_per_update": 3,
                     "row_tokens": 150, "microbatch_tokens": 600, "checkpoint_every": CHECKPOINT,
+                    **({"updates": UPDATES} if in_lists else {}),
                 },
                 "hardware": {"dtype": "float64"},
             }  # fmt: skip

@@ -176,7 +176,7 @@ def test_a_report_of_all_arms_lists_them_all(out: Path) -> None:
 
 
 def test_arms_are_told_apart_by_what_they_say(tmp_path: Path) -> None:
-    recipes = {n: arm.recipe(tmp_path / "t", tmp_path / "b", TrainingBudget(1), 0) for n, arm in ARMS.items()}
+    recipes = {n: arm.recipe(tmp_path / arm.trees, tmp_path / "b", TrainingBudget(1), 0) for n, arm in ARMS.items()}
     texts = {json.dumps(recipe, sort_keys=True) for recipe in recipes.values()}
     assert len(texts) == len(ARMS)
     pointwise, prism = ({**recipes[name], "objective": None} for name in ("pointwise", "prism"))
@@ -185,6 +185,10 @@ def test_arms_are_told_apart_by_what_they_say(tmp_path: Path) -> None:
     assert pointwise == prism, "pointwise trains on the same pairs with the same budget"
     continued, budget = recipes["continued"]["train"], pointwise["train"]
     assert continued["pairs_per_update"] == 2 * budget["pairs_per_update"], "a pair is two steps"
+    equal = {
+        arm.recipe(tmp_path, tmp_path, TrainingBudget(1, updates=7), 0)["train"]["updates"] for arm in ARMS.values()
+    }
+    assert equal == {7}
 
 
 def test_policies_are_trained_with_every_prm_and_the_oracle(out: Path) -> None:

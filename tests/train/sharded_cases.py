@@ -105,7 +105,7 @@ def train(root: Path, out: Path, case: Case, accelerator: Accelerator) -> None:
     lines: list[dict[str, Any]] = []
     work = TrainingRound(
         "1_all", model, prm.family, batch_maker(prm.module, settings.microbatch_tokens), RowLimits(settings.row_tokens),
-        chosen, case.objective, settings, (0, 1), out / "checkpoints", lines.append,
+        chosen, case.objective, settings, (0, 1), out / "checkpoints", on_update=lines.append,
     )  # fmt: skip
     assert len(work.updates) == 3
     work.run(accelerator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +20,16 @@ from prism_prm import init_prm, load_prm
 from prism_prm.data.pair_examples import Examples, as_one_tree, labeled_steps
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.losses import Objective
+from prism_prm.models import packing
 from prism_prm.models.lower_cache import CacheSettings, LowerCache
-from prism_prm.models.packing import collate
+from prism_prm.models.packing import collate, encode_tree
 from prism_prm.models.prm import PRM
 from prism_prm.train.batches import RowLimits, batch_maker, micro_batches, parts_of_update
 from prism_prm.train.loop import NotFiniteError, TrainingRound, dropout_seed
 from prism_prm.train.margins import fill_cache
 from prism_prm.train.model import merge_adapters, prepare
 from prism_prm.train.recipe import HardwareSettings, Lora, Packing, TrainSettings
+from prism_prm.tree import Step, StepTree
 
 
 def tiny_copy(tiny_prm: Callable[..., Any]) -> PRM:
@@ -62,7 +65,14 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: flo
         torch.testing.assert_close(one[name], other[name], atol=tolerance, rtol=0)
 
 
-OBJECTIVES = [Objective(), Objective(space="log-odds"), Objective("bce"), Objective("hybrid", anchor_on="chosen")]
+OBJECTIVES = [
+    Objective(),
+    Objective(space="log-odds"),
+    Objective("bce"),
+    Objective("hybrid", anchor_on="chosen"),
+    Objective("listwise", space="log-odds"),
+    Objective("listwise+bce", space="log-odds"),
+]
 Tiny = Callable[..., Any]
 
 
@@ -73,7 +83,7 @@ def test_packing_and_micro_batches_change_nothing(tmp_path: Path, tiny_prm: Tiny
     reference, lines = train(
         tiny_copy(tiny_prm), tmp_path, examples, objective=objective, pack="none", microbatch_tokens=1
     )
-    assert len(lines) > 3
+    assert len(lines) > (1 if objective.in_lists else 3)
     assert all((reference[name] != start[name]).any() for name in ("score.2.weight", "model.embed_tokens.weight"))
     for pack, microbatch, row in [("tree", 10_000, 4096), ("tree", 200, 60), ("pair", 500, 4096), ("none", 300, 4096)]:
         weights, others = train(
@@ -112,6 +122,64 @@ def test_labelled_steps_train_too(tmp_path: Path, tiny_prm: Tiny) -> None:
         p, y = prm.score(tree.problem, tree.texts(tree.path(node)))[-1], steps.labels[i]
         by_hand.append(-y * math.log(p) - 2 * (1 - y) * math.log(1 - p))
     assert lines[0]["loss"] == pytest.approx(np.mean(by_hand), abs=1e-9)
+
+
+def test_listwise_is_the_conditional_logit_of_every_prefix(tmp_path: Path, tiny_prm: Tiny) -> None:
+    """Packed losses and gradients against one sequence per step and a sum over all choices."""
+    examples = random_examples()
+    # The second candidate of every first position is right, too: prefixes with several right steps.
+    more = [i for i in range(len(examples)) if examples.chosen[i] == 0 and examples.rejected[i] != 1]
+    also_right = examples.take(np.array([*range(len(examples)), *more]))
+    also_right.chosen[len(examples) :] = 1
+    also_right = also_right.take(np.flatnonzero((also_right.chosen != 0) | (also_right.rejected != 1)))
+    prefixes = also_right.by_prefix()
+    assert len(prefixes) == 25
+    assert {tuple(row) for row in prefixes.chosen.tolist() if row[1] != -1} == {(0, 1)}
+    prm = tiny_copy(tiny_prm)
+    objective = Objective("listwise", space="log-odds")
+    work = a_round(prm, tmp_path, also_right, objective, pairs_per_update=25, max_pairs_per_tree_per_update=25)
+    assert len(work.updates) == 1
+    losses = []
+    for i in range(len(prefixes)):
+        tree = prefixes.trees[int(prefixes.tree[i])]
+        right = [node for node in prefixes.chosen[i].tolist() if node != -1]
+        before = tree.texts(tree.path(right[0]))[:-1]
+        texts = tree.texts(right)
+        for node, other in zip(prefixes.rejected[i].tolist(), prefixes.rejected_tree[i].tolist(), strict=True):
+            texts += prefixes.trees[other].texts([node]) if node != -1 else []
+        scores = []
+        for text in texts:
+            chain = tuple(Step(one) for one in (*before, text))
+            alone = StepTree(0, tree.problem, chain, tuple(range(-1, len(before))), tuple(range(len(chain))))
+            batch = collate(packing.pack([encode_tree(alone, prm.family)], 4096, [[(len(before),)]]))
+            scores.append(prm.module(batch)[0, 0])
+        log_odds = torch.stack(scores)
+        choices = itertools.combinations(range(len(texts)), len(right))
+        every = torch.stack([log_odds[list(some)].sum() for some in choices]).logsumexp(0)
+        losses.append(every - log_odds[: len(right)].sum())
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    expected = torch.stack([p.grad.norm() for p in prm.module.parameters() if p.grad is not None]).norm().item()
+    lines: list[dict[str, Any]] = []
+    work.on_update = lines.append
+    prm.module.zero_grad()
+    work.run(Accelerator(cpu=True))
+    assert lines[0]["loss"] == pytest.approx(loss.item(), abs=1e-9)
+    assert lines[0]["grad_norm"] == pytest.approx(expected, abs=1e-9)
+    assert lines[0]["examples"] == 25
+
+
+def test_a_number_of_updates_instead_of_epochs(tmp_path: Path, tiny_prm: Tiny) -> None:
+    examples, prm = random_examples(), tiny_copy(tiny_prm)
+    by_epochs = a_round(prm, tmp_path, examples, epochs=2).updates
+    work = a_round(prm, tmp_path, examples)
+    work.num_updates = len(by_epochs) - 1
+    work.__post_init__()
+    assert [update.tolist() for update in work.updates] == [update.tolist() for update in by_epochs[:-1]]
+    assert TrainSettings(updates=10).updates_of_rounds([60, 30, 1]) == [7, 3, 1]
+    assert TrainSettings().updates_of_rounds([60, 30]) == [None, None]
+    with pytest.raises(ConfigError, match="updates = 0: must be 1 or more"):
+        TrainSettings(updates=0)
 
 
 def test_as_one_tree_reads_in_place_or_adds_one_leaf() -> None:

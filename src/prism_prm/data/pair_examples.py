@@ -1,4 +1,5 @@
-"""Training examples: pairs of steps or labeled steps, as columns, with the trees that hold their texts."""
+"""Training examples: pairs of steps, all steps of a prefix, or labeled steps, as columns, with the trees that hold
+their texts."""
 
 from __future__ import annotations
 
@@ -18,9 +19,13 @@ from prism_prm.tree import Step, StepTree
 COLUMNS = ("ids", "tree", "chosen", "rejected", "rejected_tree", "labels")
 
 
+NO_STEP = -1
+"""Fills up the rows of prefixes with fewer steps than others."""
+
+
 @dataclass(frozen=True)
 class Examples:
-    """N pairs (`labels` is None), or N labeled steps (only `chosen` is used)."""
+    """N pairs; N labeled steps (`labels` is not None, only `chosen` is used); or N prefixes (see `by_prefix`)."""
 
     trees: Mapping[int, StepTree]
     """All trees that the columns refer to, by id."""
@@ -47,7 +52,8 @@ class Examples:
             column = getattr(self, name)
             digest.update(f"{name} {None if column is None else len(column)} ".encode())
             digest.update(b"" if column is None else np.ascontiguousarray(column).tobytes())
-        for tree_id in np.unique(np.concatenate([self.tree, self.rejected_tree])).tolist():
+        trees = np.unique(np.concatenate([self.tree, self.rejected_tree.ravel()]))
+        for tree_id in trees[trees != NO_STEP].tolist():
             digest.update(f"{tree_id} {self.trees[tree_id].content_hash()} ".encode())
         return digest.hexdigest()
 
@@ -56,11 +62,40 @@ class Examples:
         assert self.labels is not None, "pairs have no labels"
         return self.labels > 0.5
 
+    @property
+    def in_lists(self) -> bool:
+        """Whether an example is a prefix with any number of right and wrong steps."""
+        return self.chosen.ndim == 2
+
+    def by_prefix(self) -> Examples:
+        """Join the pairs of each prefix: `chosen`, `rejected` and `rejected_tree` get a row per prefix, filled up with
+        NO_STEP. The id of a prefix is that of its first pair."""
+        assert self.labels is None, "only pairs share prefixes"
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i, (tree, chosen) in enumerate(zip(self.tree.tolist(), self.chosen.tolist(), strict=True)):
+            groups.setdefault((tree, self.trees[tree].parents[chosen]), []).append(i)
+        right = [list(dict.fromkeys(self.chosen[pairs].tolist())) for pairs in groups.values()]
+        wrong = [
+            list(dict.fromkeys(zip(self.rejected[pairs].tolist(), self.rejected_tree[pairs].tolist(), strict=True)))
+            for pairs in groups.values()
+        ]
+        first = np.array([pairs[0] for pairs in groups.values()], dtype=np.int64)
+        rejected, rejected_tree = (_rows([[step[k] for step in steps] for steps in wrong]) for k in (0, 1))
+        return Examples(self.trees, self.ids[first], self.tree[first], _rows(right), rejected, rejected_tree)
+
     def by_tree(self) -> list[Ints]:
         """Return the indices of each tree's examples."""
         order = np.argsort(self.tree, kind="stable")
         starts = np.flatnonzero(np.diff(self.tree[order], prepend=-1))
         return [part for part in np.split(order, starts[1:]) if len(part)]
+
+
+def _rows(lists: Sequence[Sequence[int]]) -> Ints:
+    """Lists as the rows of one array, filled up with NO_STEP."""
+    rows = np.full((len(lists), max(map(len, lists), default=0)), NO_STEP)
+    for row, values in zip(rows, lists, strict=True):
+        row[: len(values)] = values
+    return rows
 
 
 def labeled_steps(trees: Mapping[int, StepTree]) -> Examples:
@@ -78,7 +113,8 @@ def labeled_steps(trees: Mapping[int, StepTree]) -> Examples:
 
 
 def as_one_tree(examples: Examples, indices: Sequence[int] | Ints) -> tuple[StepTree, list[tuple[int, ...]]]:
-    """Combine examples of ONE tree into a tree to score: the tree with extra leaves, and per example the nodes to read.
+    """Combine examples of ONE tree into a tree to score: the tree with extra leaves, and per example the nodes to read,
+    right ones first.
 
     A rejected step that follows the chosen one's prefix is read where it is. A later step (lookahead) or a step of
     another tree (random) is added as a leaf after that prefix, once for all examples that use it.
@@ -88,20 +124,26 @@ def as_one_tree(examples: Examples, indices: Sequence[int] | Ints) -> tuple[Step
     added: dict[tuple[int, int, int], int] = {}
     groups: list[tuple[int, ...]] = []
     for i in indices:
-        chosen, rejected, other = int(examples.chosen[i]), int(examples.rejected[i]), int(examples.rejected_tree[i])
+        columns = (examples.chosen, examples.rejected, examples.rejected_tree)
+        right, wrong, others = (np.atleast_1d(column[i]).tolist() for column in columns)
         assert examples.tree[i] == tree.tree_id, "the examples are of one tree"
+        nodes = [node for node in right if node != NO_STEP]
         if examples.labels is not None:
-            groups.append((chosen,))
+            groups.append(tuple(nodes))
             continue
-        parent = tree.parents[chosen]
-        if other == tree.tree_id and tree.parents[rejected] == parent:
-            groups.append((chosen, rejected))
-            continue
-        key = (parent, other, rejected)
-        if key not in added:
-            added[key] = len(tree.nodes) + len(leaves)
-            leaves.append((parent, examples.trees[other].nodes[rejected]))
-        groups.append((chosen, added[key]))
+        parent = tree.parents[nodes[0]]
+        for rejected, other in zip(wrong, others, strict=True):
+            if rejected == NO_STEP:
+                break
+            if other == tree.tree_id and tree.parents[rejected] == parent:
+                nodes.append(rejected)
+                continue
+            key = (parent, other, rejected)
+            if key not in added:
+                added[key] = len(tree.nodes) + len(leaves)
+                leaves.append((parent, examples.trees[other].nodes[rejected]))
+            nodes.append(added[key])
+        groups.append(tuple(nodes))
     return (tree.with_leaves(leaves) if leaves else tree), groups
 
 

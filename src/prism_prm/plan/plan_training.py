@@ -102,10 +102,12 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand_in: StandIn, margins: 
         binned.refuse_empty(enumerate(names))
         notes.append(f"{sum(binned.dropped.values()):,} of {len(train):,} pairs are in no round")
     module, counts = prm.module, []
+    num_updates = recipe.train.updates_of_rounds([len(indices) for indices in binned.rounds])
     for number, name in enumerate(names):
         work = TrainingRound(
             name, module, prm.family, module.collate, RowLimits(recipe.train.row_tokens, pair_cost(module)),
             train.take(binned.rounds[number]), recipe.objective, recipe.train, (recipe.seed, number), Path("none"),
+            num_updates[number],
         )  # fmt: skip
         with progress(f"round {name}", len(work.updates), unit="updates") as advance:
             counts.append(count_round(work, module, cluster.count, advance))

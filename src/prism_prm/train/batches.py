@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from prism_prm.arrays import Ints
 from prism_prm.data.pair_examples import Examples, as_one_tree
@@ -138,7 +139,7 @@ class Part:
     examples: tuple[int, ...]
     """Indices into the round's examples."""
     reads: tuple[tuple[Read, ...], ...]
-    """The reads of each example: chosen and rejected, or the labeled step alone."""
+    """The reads of each example: chosen and rejected, all steps of a prefix, or the labeled step alone."""
 
     @property
     def length(self) -> int:
@@ -156,7 +157,7 @@ class MicroBatch:
     batch: PackedBatch
     examples: Ints
     reads_NK: Tensor
-    """The indices of each example's reads in the batch."""
+    """The indices of each example's reads in the batch; rows of prefixes with fewer steps are filled up with 0."""
     weight: float
     """1, or 0 for a pass that only keeps this process in step with the others."""
 
@@ -259,9 +260,9 @@ def micro_batches(
     for own_parts, weight in passes(parts, tokens, ranks)[rank]:
         batch = make([row for part in own_parts for row in part.rows])
         index = read_index(batch)
-        reads = [[index[read] for read in group] for part in own_parts for group in part.reads]
+        reads = [torch.tensor([index[read] for read in group]) for part in own_parts for group in part.reads]
         examples = np.array([i for part in own_parts for i in part.examples], dtype=np.int64)
-        batches.append(MicroBatch(batch, examples, torch.tensor(reads), weight))
+        batches.append(MicroBatch(batch, examples, pad_sequence(reads, batch_first=True), weight))
     return batches
 
 

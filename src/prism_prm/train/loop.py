@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import shutil
@@ -26,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from prism_prm.arrays import Ints
-from prism_prm.data.pair_examples import Examples
+from prism_prm.data.pair_examples import NO_STEP, Examples
 from prism_prm.errors import PrismError
 from prism_prm.files import atomic_folder
 from prism_prm.losses import Objective
@@ -180,11 +181,14 @@ class TrainingRound:
     make_batch: Callable[[Sequence[Row]], PackedBatch]
     limits: RowLimits
     examples: Examples
+    """Pairs or labeled steps; with a listwise objective the pairs of each prefix become one example."""
     objective: Objective
     settings: TrainSettings
     seed: tuple[int, ...]
     folder: Path
     """The folder of its checkpoints."""
+    num_updates: int | None = None
+    """The number of updates, as many epochs as that takes; by default `settings.epochs` decides."""
     on_update: Callable[[dict[str, Any]], None] = lambda _: None
     """Called on the main process after every update with its log line."""
     on_resume: Callable[[int], None] = lambda _: None
@@ -193,17 +197,21 @@ class TrainingRound:
 
     def __post_init__(self) -> None:
         settings = self.settings
+        if self.objective.in_lists:
+            self.examples = self.examples.by_prefix()
         self.checkpoints = Checkpoints(self.folder, settings.keep_checkpoints)
-        self.updates = [
+        epochs = range(settings.epochs) if self.num_updates is None else itertools.count()
+        updates = (
             update
-            for epoch in range(settings.epochs)
+            for epoch in epochs
             for update in plan_updates(
                 self.examples.tree,
                 per_update=settings.pairs_per_update,
                 per_tree=settings.max_pairs_per_tree_per_update,
                 seed=(*self.seed, epoch),
             )
-        ]
+        )
+        self.updates = list(itertools.islice(updates, self.num_updates))
 
     def describe_exceeded_limit(self) -> str:
         """A note if some trees exceed the limit per update, else ""."""
@@ -263,7 +271,10 @@ class TrainingRound:
             with contextlib.nullcontext() if is_synced else accelerator.no_sync(model):
                 log_odds_R = model(micro.batch.to(device))[:, 0]
                 read_NK = log_odds_R[micro.reads_NK.to(device)]
-                if self.examples.labels is None:
+                if self.examples.in_lists:
+                    right_NK, wrong_NK = sides_of_lists(self.examples.take(micro.examples), read_NK)
+                    loss_N = self.objective.of_lists(read_NK, right_NK, wrong_NK)
+                elif self.examples.labels is None:
                     loss_N = self.objective.of_pairs(read_NK[:, 0], read_NK[:, 1])
                 else:
                     labels_N = torch.as_tensor(self.examples.labels[micro.examples], dtype=read_NK.dtype, device=device)
@@ -290,7 +301,9 @@ class TrainingRound:
         }  # fmt: skip
 
     def _not_finite(self, number: int, what: str, ids: Ints) -> NotFiniteError:
-        kind = "pairs" if self.examples.labels is None else "labeled steps"
+        kind = "labeled steps" if self.examples.labels is not None else "pairs"
+        if self.examples.in_lists:
+            kind = "prefixes of the pairs"
         last = self.checkpoints.last()
         kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet"
         return NotFiniteError(
@@ -305,6 +318,16 @@ class TrainingRound:
         for update in self.updates:
             digest.update(np.ascontiguousarray(update).tobytes() + b"|")
         return digest.hexdigest()
+
+
+def sides_of_lists(examples: Examples, read_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which reads of each prefix are its right and its wrong steps: right ones come first, and rows are filled up."""
+    right_N, wrong_N = (
+        torch.as_tensor((column != NO_STEP).sum(1), device=read_NK.device)[:, None]
+        for column in (examples.chosen, examples.rejected)
+    )
+    at_K = torch.arange(read_NK.shape[1], device=read_NK.device)
+    return at_K < right_N, (at_K >= right_N) & (at_K < right_N + wrong_N)
 
 
 def dropout_seed(seed: tuple[int, ...], update: int, process: int) -> int:

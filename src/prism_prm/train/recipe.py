@@ -38,8 +38,12 @@ class TrainSettings:
     """The peak learning rate."""
     epochs: Annotated[int, Range(1, 10_000)] = 1
     """Passes over the pairs of a round."""
+    updates: Count | None = None
+    """The updates of all rounds together, instead of epochs: each round gets a part in proportion to its pairs, and
+    starts over when they are used up. Runs with different numbers of pairs then train equally long."""
     pairs_per_update: Count = 64
-    """Pairs (or labeled steps) per update, regardless of packing, micro-batches and number of processes."""
+    """Pairs (labeled steps, or prefixes with `listwise`) per update, regardless of packing, micro-batches and number of
+    processes."""
     max_pairs_per_tree_per_update: Count = 8
     """The maximum number of pairs from one tree in an update. Pairs of a tree share their prefix, so more are cheaper;
     1 makes the pairs of an update independent. Trees with too many pairs are spread evenly over the round."""
@@ -71,6 +75,12 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+    def updates_of_rounds(self, sizes: Sequence[int]) -> list[int | None]:
+        """How many updates rounds of these sizes get, at least one each; None if epochs decide."""
+        if self.updates is None:
+            return [None] * len(sizes)
+        return [max(1, round(self.updates * size / max(1, sum(sizes)))) for size in sizes]
 
     def lr_at(self, update: int, updates: int) -> float:
         """The learning rate of an update (from 0) of a round of `updates`. A formula, so checkpoints need no state."""

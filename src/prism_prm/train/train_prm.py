@@ -159,7 +159,8 @@ def train_prm(
                 binned.refuse_empty([(number, name)])
             start, place = place, folder / "rounds" / name
             if not run.is_done(place):
-                run.train_round(number, name, train.take(binned.rounds[number]), start, place)
+                num_updates = recipe.train.updates_of_rounds([len(indices) for indices in binned.rounds])[number]
+                run.train_round(number, name, train.take(binned.rounds[number]), num_updates, start, place)
             results[name] = run.validate(name, place)
 
         # The best round.
@@ -248,7 +249,9 @@ class _Stages:
         say(f"margins: bins {binned.bin_sizes}, dropped {binned.dropped}")
         return binned
 
-    def train_round(self, number: int, name: str, examples: Examples, start: Path | str, folder: Path) -> None:
+    def train_round(
+        self, number: int, name: str, examples: Examples, num_updates: int | None, start: Path | str, folder: Path
+    ) -> None:
         """Train one round from the PRM at `start`, and save its PRM."""
         recipe, hardware, accelerator = self.recipe, self.recipe.hardware, self.accelerator
         if self.is_main:  # its metrics belong to weights that are gone
@@ -265,10 +268,10 @@ class _Stages:
         work = TrainingRound(
             name, model, prm.family, batch_maker(prm.module, recipe.train.microbatch_tokens, prm.cache),
             RowLimits(recipe.train.row_tokens, pair_cost(prm.module)), examples, recipe.objective, recipe.train,
-            (recipe.seed, number), self.folder / "checkpoints" / name,
+            (recipe.seed, number), self.folder / "checkpoints" / name, num_updates,
         )  # fmt: skip
         say(
-            f"round {name}: {len(examples)} examples in {len(work.updates)} updates, "
+            f"round {name}: {len(work.examples)} examples in {len(work.updates)} updates, "
             f"{trained:,} of {total:,} parameters trained, processes: {self.share.world}"
         )
         if note := work.describe_exceeded_limit():

@@ -18,7 +18,7 @@ from prism_prm.data.pools import read_pool
 from prism_prm.data.tasks import TaskGrader
 from prism_prm.evaluate.measure import Measurer, Steps
 from prism_prm.lab.demo.reinforcement import ANSWER, ORACLE, PolicyRun, Reinforcement
-from prism_prm.lab.demo.settings import ARMS
+from prism_prm.lab.demo.settings import ARMS, VALIDITY_BASE
 from prism_prm.lab.theory.closed_forms import best_of_n
 from prism_prm.lab.world.build import World, WorldSettings
 from prism_prm.lab.world.oracle import solved
@@ -93,7 +93,13 @@ def beam_settings(n: int, aggregator: str, world: WorldSettings) -> SearchSettin
 
 
 def guided_search(
-    world: World, prm: Path | Scorer, settings: SearchSettings, *, far: bool = False, name: str = "PRM"
+    world: World,
+    prm: Path | Scorer,
+    settings: SearchSettings,
+    *,
+    far: bool = False,
+    name: str = "PRM",
+    family: str = "qwen",
 ) -> list[bool]:
     """For each problem of the pool, whether the best solution of a beam search with the PRM is right."""
     policy = world.far_policy if far else world.policy
@@ -103,7 +109,7 @@ def guided_search(
         contextlib.closing(open_policy(f"hf:{policy}")) as opened,
         progress(f"{name}: beam search, n = {settings.n}", len(problems)) as advance,
     ):
-        scorer = load_prm(prm, device="cpu", on_too_long="skip") if isinstance(prm, Path) else prm
+        scorer = load_prm(prm, family=family, device="cpu", on_too_long="skip") if isinstance(prm, Path) else prm
         for found in SearchEngine(opened, scorer, settings, at_once=64).run(problems):
             if isinstance(found, SearchResult):
                 if found.solutions:
@@ -286,7 +292,7 @@ def find(results: Sequence[SeedResult]) -> Findings:
 
 def title_of(prm: str) -> str:
     """The title of a PRM in tables."""
-    return {BASE: "base PRM", ORACLE: "oracle"}.get(prm) or ARMS[prm].title
+    return {BASE: "base PRM", VALIDITY_BASE: "base, ReasonEval head", ORACLE: "oracle"}.get(prm) or ARMS[prm].title
 
 
 SUMMARY: dict[str, Callable[[StepNumbers], float]] = {

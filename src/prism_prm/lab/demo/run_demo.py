@@ -34,7 +34,7 @@ from prism_prm.lab.demo.findings import (
 )
 from prism_prm.lab.demo.reinforcement import ORACLE, SKIPPED, PolicyRun, policy_trainings, train_policies
 from prism_prm.lab.demo.report import make_report
-from prism_prm.lab.demo.settings import ARMS, DemoSettings, base_recipe, demo_settings
+from prism_prm.lab.demo.settings import ARMS, VALIDITY_BASE, DemoSettings, base_recipe, demo_settings
 from prism_prm.lab.world.build import FORMAT, World, build_world
 from prism_prm.lab.world.oracle import OracleScorer
 from prism_prm.lab.world.policy import PRM_SETTINGS
@@ -98,32 +98,42 @@ def run_seed(settings: DemoSettings, seed: int, out: Path) -> SeedResult:
     with Job(out / f"seed-{seed}") as job, stoppable(lambda: f"seed {seed}"):
         world = build_world(replace(settings.world, seed=seed), out / "world", far=settings.far)
 
-        # The base PRM starts as the backbone with a fresh head.
-        fresh = job.out / f"fresh-{world.backbone.parent.name}"
-        if not fresh.exists():
-            init_prm(world.backbone, family="qwen", settings=PRM_SETTINGS, seed=seed, device="cpu").save(fresh)
-        base, _ = train_by_recipe(job, BASE, base_recipe(world.trees(BASE), fresh, settings.base, seed))
+        base = train_base(job, world, settings)
         prms, scored = {BASE: base}, {BASE: score(job, BASE, base, world)}
+        bases = {"qwen": base}
 
         rounds: dict[str, dict[str, Any]] = {}
         failed: dict[str, str] = {}
         for name in settings.names:
-            recipe = ARMS[name].recipe(world.trees(ARMS[name].trees), base, settings.arms, seed)
+            family = ARMS[name].family
+            if family not in bases:
+                bases[family] = prms[VALIDITY_BASE] = train_base(job, world, settings, VALIDITY_BASE, family)
+                scored[VALIDITY_BASE] = score(job, VALIDITY_BASE, bases[family], world, family)
+            recipe = ARMS[name].recipe(world.trees(ARMS[name].trees), bases[family], settings.arms, seed)
             try:
                 prms[name], rounds[name] = train_by_recipe(job, name, recipe)
             except DataError as error:
                 failed[name] = str(error)
                 say(f"{name}: not trained. {error}")
                 continue
-            scored[name] = score(job, name, prms[name], world)
+            scored[name] = score(job, name, prms[name], world, family)
 
         policies = {}
         if rl := settings.rl:
-            rewards = [*(name for name in prms if name == BASE or not ARMS[name].full), ORACLE]
+            rewards = [name for name in prms if name == BASE or (name in ARMS and not ARMS[name].full)] + [ORACLE]
             runs = [PolicyRun(reward, credit, beta) for beta in rl.betas for credit in rl.credits for reward in rewards]
             scorers: dict[str, Path | OracleScorer] = {**prms, ORACLE: OracleScorer(world.settings.modulus)}
             policies = train_policies(policy_trainings(world, scorers, runs, rl, job.out / "policies"))
         return SeedResult(seed, world, prms, scored, rounds, failed, policies, settings.rl)
+
+
+def train_base(job: Job, world: World, settings: DemoSettings, name: str = BASE, family: str = "qwen") -> Path:
+    """Train a base PRM, which starts as the backbone with a fresh head."""
+    seed = world.settings.seed
+    fresh = job.out / f"fresh-{world.backbone.parent.name}{'' if family == 'qwen' else f'-{name}'}"
+    if not fresh.exists():
+        init_prm(world.backbone, family=family, settings=PRM_SETTINGS, seed=seed, device="cpu").save(fresh)
+    return train_by_recipe(job, name, base_recipe(world.trees(BASE), fresh, settings.base, seed, family))[0]
 
 
 def train_by_recipe(job: Job, name: str, recipe: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
@@ -136,9 +146,9 @@ def train_by_recipe(job: Job, name: str, recipe: dict[str, Any]) -> tuple[Path, 
     return Path(finished["best"]), finished["rounds"]
 
 
-def score(job: Job, name: str, prm: Path, world: World) -> Scored:
+def score(job: Job, name: str, prm: Path, world: World, family: str = "qwen") -> Scored:
     """Score the test trees and the pools, and search with the PRM."""
-    scorer = load_prm(prm, device="cpu")
+    scorer = load_prm(prm, family=family, device="cpu")
     aggregator = choose_aggregator(None, card_values(scorer))
     store = ScoreStore(job.out / "scores", scorer)
     found: list[Any] = []
@@ -151,7 +161,8 @@ def score(job: Job, name: str, prm: Path, world: World) -> Scored:
         for n in GUIDED_NS:
             beam = beam_settings(n, aggregator.value, world.settings)
             solved_by_n[n] = job.once(
-                f"guided/{'far-' * far}{name}-beam-{n}", partial(guided_search, world, prm, beam, far=far, name=name),
+                f"guided/{'far-' * far}{name}-beam-{n}",
+                partial(guided_search, world, prm, beam, family=family, far=far, name=name),
                 format=FORMAT, prm=store.identity, data=world.pool(far=far).parent.name, settings=beam,
             )  # fmt: skip
         found.append(solved_by_n)

@@ -15,7 +15,7 @@ class Qwen(Family):
 
     name = "qwen"
     head_name = "score"
-    labels = ("wrong", "right")
+    labels: ClassVar[tuple[str, ...]] = ("wrong", "right")
     config_extras: ClassVar = {"num_labels": 2}
     new_tokens = ("<|im_start|>", "<|im_end|>", "<extra_0>")
     architectures: ClassVar = {"qwen2": "Qwen2ForProcessRewardModel"}
