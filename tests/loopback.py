@@ -14,7 +14,9 @@ Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 
 
 @contextmanager
-def serve(answer: Callable[[dict[str, Any]], Answer], models: Any = None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def serve(
+    answer: Callable[[dict[str, Any]], Answer], models: Any = None, port: int = 0
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A server that gives `answer(body)` and names its models; yields its address and the list of what was asked."""
     asked: list[dict[str, Any]] = []
 
@@ -41,7 +43,7 @@ def serve(answer: Callable[[dict[str, Any]], Answer], models: Any = None) -> Ite
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that has hung up
     thread = threading.Thread(target=server.serve_forever, args=[0.02], daemon=True)

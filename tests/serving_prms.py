@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 
 from prism_prm import example_folder
 from prism_prm.backends.open_scorer import PrmOptions
+from prism_prm.search.methods import SearchSettings
 from prism_prm.serve.page_documents import ShownResults
 from prism_prm.serve.server import DrainingServer, make_server
 from prism_prm.serve.settings import KeyRing, ServeSettings
@@ -51,13 +52,18 @@ def running(
     wait: bool = True,
     results: Sequence[str] = (),
     prm_options: PrmOptions | None = None,
+    policy: Any = None,
+    search: SearchSettings | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """A server that has loaded its models, unless told not to wait for that; no deadline passes by itself."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     given = ServeSettings(**{"deadline": 300.0, "client_seconds": 300.0} | settings)
-    server = make_server(prms, given, KeyRing(list(keys)), prm_options=prm_options, results=ShownResults.named(results))
+    server = make_server(
+        prms, given, KeyRing(list(keys)), prm_options=prm_options, results=ShownResults.named(results), policy=policy,
+        search=search,
+    )  # fmt: skip
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()
     with httpx.Client(base_url=url, timeout=300) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import logging
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+RESUME = " Check the server and rerun the same command to resume."
+"""Ends the error of a server that failed too often; it is for commands."""
+POLL_SECONDS = 0.1
 SHOWN = 200
 """Characters of an unexpected answer that an error shows."""
 LONGEST_WAIT = 60.0
@@ -124,8 +128,11 @@ class Server:
             asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(SECONDS_TO_CLOSE)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def together(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """Run coroutines concurrently; returns their results in order. The first error cancels the others."""
+    def together(self, work: Sequence[Coroutine[Any, Any, T]], check: Callable[[], None] | None = None) -> list[T]:
+        """Run coroutines concurrently; returns their results in order. The first error cancels the others.
+
+        `check` is called while they run; what it raises cancels them, too.
+        """
 
         async def gather() -> list[T]:
             tasks = [asyncio.ensure_future(one) for one in work]
@@ -137,6 +144,8 @@ class Server:
 
         future = asyncio.run_coroutine_threadsafe(gather(), self._loop)
         try:
+            while check is not None and not concurrent.futures.wait([future], POLL_SECONDS).done:
+                check()
             return future.result()
         finally:
             future.cancel()
@@ -173,11 +182,7 @@ class Server:
             honored_until = now + self.retry.timeout if honored_until is None else honored_until
             honors_retry_after = answer.status == 503 and answer.wait > 0 and now < honored_until
             if not left and not honors_retry_after:
-                raise ServerError(
-                    f"{where}: {answer.problem} ({tries} tries). Check the server and rerun the same command to "
-                    "resume.",
-                    status=answer.status,
-                )
+                raise ServerError(f"{where}: {answer.problem} ({tries} tries).{RESUME}", status=answer.status)
             self.num_retries += 1
             self._last_problem = answer.problem
             # Jitter, so that many requests do not all come back at once.

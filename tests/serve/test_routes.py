@@ -255,7 +255,7 @@ def test_the_page_of_the_api_needs_no_network(server: Running) -> None:
     schema = server.client.get("/openapi.json").json()
     assert set(schema["paths"]) == {
         "/health", "/ready", "/version", "/metrics", "/v1/models", "/pooling", "/v1/steps", "/v1/tokens", "/get_reward",
-        "/v1/documents", "/v1/documents/{name}",
+        "/v1/documents", "/v1/documents/{name}", "/v1/chat/completions",
     }  # fmt: skip
     statuses = {int(status) for status in schema["paths"]["/v1/steps"]["post"]["responses"]}
     assert statuses == {200, 400, 401, 404, 413, 429, 502, 503, 504}

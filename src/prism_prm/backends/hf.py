@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -94,12 +94,25 @@ class HfPolicy:
         """Do nothing: all state belongs to the caller."""
 
     def write(
-        self, requests: Sequence[StepRequest], sampling: Sampling, *, stops: Sequence[str] | None = None, top_k: int = 0
+        self,
+        requests: Sequence[StepRequest],
+        sampling: Sampling,
+        *,
+        stops: Sequence[str] | None = None,
+        top_k: int = 0,
+        check: Callable[[], None] | None = None,
     ) -> list[Written]:
         """Write one continuation per request, in batches of similar length that fit the token budget.
 
         For critics: `stops` replace the stop string, and `top_k` samples from that many of the most likely tokens.
+        `check` is called before every token; what it raises ends the work.
         """
+
+        def is_over(row: DecodeRow) -> bool:
+            if check is not None:
+                check()
+            return self._is_over(row)
+
         ends = (sampling.stop,) if stops is None else tuple(stops)
         states = {request.text: request.state for request in requests}
         token_ids = self.tokenizer(list(states))["input_ids"] if states else []
@@ -117,7 +130,7 @@ class HfPolicy:
                 rows.append(DecodeRow(contexts[request.text], key, max_tokens, keeps, row_stops))
             distinct = list(dict.fromkeys(row.context for row in rows))
             Decoder(self.model, self.windows).run(
-                distinct, rows, self._is_over,
+                distinct, rows, is_over,
                 temperature=sampling.temperature, top_p=sampling.top_p, top_k=top_k,
             )  # fmt: skip
             self.num_read += sum(len(context.ids) - context.shared for context in distinct)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -116,14 +116,19 @@ class OpenAiPolicy:
     def close(self) -> None:
         self.server.close()
 
-    def write(self, requests: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
-        """Write one continuation per request, at most `concurrency` at a time."""
-        completions = self.server.together([self._complete(request, sampling) for request in requests])
+    def write(
+        self, requests: Sequence[StepRequest], sampling: Sampling, *, check: Callable[[], None] | None = None
+    ) -> list[Written]:
+        """Write one continuation per request, at most `concurrency` at a time.
+
+        `check` is called meanwhile; what it raises cancels all requests.
+        """
+        completions = self.server.together([self._complete(request, sampling) for request in requests], check)
         # All answers are read before the first decision, so that it does not depend on their order. A stop string that
         # the prompt began does not show whether the server leaves whole ones in.
         pairs = list(zip(requests, completions, strict=True))
         self._leaves_stop |= any(sampling.stop in completion.text for request, completion in pairs if not request.whole)
-        return self.server.together([self._to_step(*pair, sampling.stop) for pair in pairs])
+        return self.server.together([self._to_step(*pair, sampling.stop) for pair in pairs], check)
 
     async def _complete(self, request: StepRequest, sampling: Sampling) -> Completion:
         greedy = request.greedy or sampling.temperature == 0

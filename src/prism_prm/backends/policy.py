@@ -13,7 +13,7 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -155,6 +155,15 @@ class Policy(Protocol):
         """Close connections and free memory."""
 
 
+class StoppablePolicy(Policy, Protocol):
+    """A policy whose work can be stopped; all that `open_policy` opens are."""
+
+    def write(
+        self, requests: Sequence[StepRequest], sampling: Sampling, *, check: Callable[[], None] | None = None
+    ) -> list[Written]:
+        """Write one continuation per request. `check` is called often; what it raises ends the work."""
+
+
 def node_key(seed: int, problem: str, path: Sequence[int]) -> int:
     """Return the random key of a node: 63 bits of (seed, problem, path of child numbers)."""
     facts = repr((seed, problem, tuple(path))).encode("utf-8", "surrogatepass")
@@ -252,7 +261,7 @@ KINDS = ("hf", "openai")
 """The prefixes of policy names."""
 
 
-def open_policy(settings: PolicySettings | str) -> Policy:
+def open_policy(settings: PolicySettings | str) -> StoppablePolicy:
     """Open a policy: a local transformers model, or any OpenAI-compatible server.
 
     Args:

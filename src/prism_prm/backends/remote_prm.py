@@ -47,6 +47,7 @@ class RemotePRM(Scorer):
         self.server = server
         self.on_too_long: OnTooLong = on_too_long
         (cards,) = server.together([server.ask("GET", "/v1/models", _models)])
+        cards = [card for card in cards if card.get("owned_by") != "prism-search"]
         names = [str(card["id"]) for card in cards]
         if model not in names and (model or len(names) > 1):
             raise ConfigError(

@@ -6,10 +6,12 @@ import gc
 from dataclasses import dataclass, field
 
 from prism_prm.backends.critic_settings import CriticSettings
+from prism_prm.backends.policy import PolicySettings
 from prism_prm.cli.options import Command, families_of, narrow, prm_options
 from prism_prm.cli.ui import conclude, tell
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.paths import is_hub_id, named_places, split_name
+from prism_prm.search.methods import SearchSettings
 from prism_prm.serve.settings import ServeSettings
 
 
@@ -28,6 +30,8 @@ class ServeCommand(ServeSettings):
     """For labeled and pairs: the split that was measured, if the results do not name it."""
     family: tuple[str, ...] = ()
     """The family of all PRMs, or NAME=FAMILY for one, if their folders do not name it."""
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    search: SearchSettings = field(default_factory=SearchSettings)
     load: LoadSettings = field(default_factory=LoadSettings)
     critic: CriticSettings = field(default_factory=CriticSettings)
 
@@ -35,14 +39,15 @@ class ServeCommand(ServeSettings):
 def serve(settings: ServeCommand) -> None:
     """Serve PRMs over HTTP, for people (a page at /) and for programs.
 
-    Programs are clients of vLLM (/pooling), OpenRLHF (/get_reward) and our own (/v1/steps). Requests in flight that
-    share a problem are scored as one tree. A busy server answers 429. SIGTERM or Ctrl-C lets accepted requests finish.
+    Programs are clients of vLLM (/pooling), OpenRLHF (/get_reward), our own (/v1/steps) and, with --policy, OpenAI
+    (/v1/chat/completions answers by search). A busy server answers 429. SIGTERM or Ctrl-C lets requests finish.
     """
     from prism_prm.serve.serve_prms import serve_prms
 
     prms = named_places(list(map(_with_name, settings.prm)))
     answered = serve_prms(
         prms, narrow(settings, ServeSettings), results=settings.results, data=settings.data, split=settings.split,
+        policy=settings.policy if settings.policy.name else None, search=settings.search,
         prm_options=prm_options(settings, families=families_of(settings.family, prms)),
     )  # fmt: skip
     gc.freeze()  # or the interpreter would visit everything that torch has made before it exits
@@ -59,8 +64,10 @@ COMMAND = Command(
     ServeCommand,
     serve,
     options={
-        "--prm": "prm", "--results": "results", "--data": "data", "--host": "host", "--port": "port", "--keys": "keys",
-        "--for-training": "for_training", "--family": "family", "--dtype": "load.dtype", "--device": "load.device",
+        "--prm": "prm", "--policy": "policy.name", "--results": "results",
+        "--data": "data", "--host": "host", "--port": "port", "--keys": "keys",
+        "--for-training": "for_training", "--family": "family", "--dtype": ("load.dtype", "policy.dtype"),
+        "--device": ("load.device", "policy.device"),
     },
     examples={
         "A PRM for programs on this machine": "prism serve --prm runs/my-prm",
@@ -69,6 +76,8 @@ COMMAND = Command(
         "For other machines, with keys": "prism serve --prm runs/my-prm --host 0.0.0.0 --keys keys.txt",
         "As the reward of a trainer: requests wait instead of getting 429":
             "prism serve --prm runs/my-prm --for-training",
+        "Searched answers for OpenAI clients, as the model my-policy@beam-16":
+            "prism serve --policy my-policy=hf:models/policy --prm runs/my-prm",
         "Watch a search that is running": "prism serve --results runs/beam",
     },
 )  # fmt: skip

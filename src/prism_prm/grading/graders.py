@@ -118,6 +118,11 @@ class Judge:
                 results[i] = Key(outcome.value if outcome.status == "ok" else text_key(call[1][0]), outcome.status)
         return [key for key in results if isinstance(key, Key)]
 
+    def forget(self, most: int) -> None:
+        """Clear the cache if it has more than this many outcomes."""
+        if len(self._known) > most:
+            self._known.clear()
+
     def _run(self, calls: Sequence[PoolCall], num_items: int, advance: Advance) -> None:
         """Run the calls whose outcomes are not cached; equal calls run once."""
         new = [call for call in dict.fromkeys(calls) if call not in self._known]

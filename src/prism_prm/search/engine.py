@@ -7,7 +7,7 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -38,8 +38,12 @@ Make = Callable[[Mapping[str, str]], Other]
 class Scoring:
     """Scores nodes of many problems; without a PRM it does nothing."""
 
-    def __init__(self, prm: Scorer | None, problems: Sequence[str]) -> None:
+    def __init__(
+        self, prm: Scorer | None, problems: Sequence[str], turn: contextlib.AbstractContextManager[Any] | None = None
+    ) -> None:
         self.prm = prm
+        self.turn = turn or contextlib.nullcontext()
+        """Held while the PRM works; a lock if others use it too."""
         self.problems = problems
         self.session = None if prm is None else prm.session(problems)
         self._tokens: dict[int, int] = {}
@@ -84,7 +88,8 @@ class Scoring:
             else:
                 scorable.append((problem, node, parent.scored))
         counted: set[Any] = set()
-        scored = self.session.extend([(parent, node.step) for _, node, parent in scorable])
+        with self.turn:
+            scored = self.session.extend([(parent, node.step) for _, node, parent in scorable])
         for (problem, node, _), result in zip(scorable, scored, strict=True):
             node.scored, node.probability, node.log_odds = result, result.probability, result.log_odds
             if result not in counted:
@@ -101,9 +106,9 @@ class Scoring:
             wanted = [node for leaf in nodes for node in leaf.nodes() if node.probability is None]
             if wanted:
                 trees.append((problem, *self._tree(self.prm, problem, nodes)))
-        for (problem, tree, nodes), scores in zip(
-            trees, self.prm.score_trees([tree for _, tree, _ in trees]), strict=True
-        ):
+        with self.turn:
+            found = self.prm.score_trees([tree for _, tree, _ in trees])
+        for (problem, tree, nodes), scores in zip(trees, found, strict=True):
             for node, probability, log_odds in zip(
                 nodes, scores.probability.tolist(), scores.log_odds_NO.tolist(), strict=True
             ):
@@ -206,21 +211,30 @@ class _Running:
 class SearchEngine:
     """Searches with one policy, and a PRM or none."""
 
-    def __init__(self, policy: Policy, prm: Scorer | None, settings: SearchSettings, *, at_once: int = AT_ONCE) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        prm: Scorer | None,
+        settings: SearchSettings,
+        *,
+        at_once: int = AT_ONCE,
+        turn: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> None:
         self.policy = policy
         self.prm = prm
         self.settings = replace(settings, aggregator=choose_aggregator(settings.aggregator, card_values(prm)).value)
         self.method = find_method(settings, prm is not None)
         self.at_once = at_once
+        self.turn = turn
 
     def run(
         self, problems: Sequence[str], keys: Sequence[str] | None = None
-    ) -> Iterator[SearchResult | SearchRound | RoundStats]:
+    ) -> Generator[SearchResult | SearchRound | RoundStats]:
         """Yield each problem's result as soon as it is done, and every round. `keys` seed the random numbers."""
         keys = unique_names(problems) if keys is None else keys
         waiting = deque(range(len(problems)))
         active: list[_Running] = []
-        with Scoring(self.prm, problems) as scoring:
+        with Scoring(self.prm, problems, self.turn) as scoring:
             while waiting or active:
                 while waiting and len(active) < self.at_once:
                     i = waiting.popleft()

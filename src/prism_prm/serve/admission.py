@@ -82,7 +82,7 @@ class Reservation:
 class Admission:
     """Tracks waiting requests, and estimates how long they will take."""
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, *, tokens_per_byte: float = TOKENS_PER_BYTE) -> None:
         self.settings = settings
         self.is_loaded = self.is_draining = False
         self.num_requests = self.tokens = 0
@@ -90,7 +90,7 @@ class Admission:
         self.rates: dict[str, float] = {}
         """Measured tokens per second of each model."""
         self._work: Counter[str | None] = Counter()
-        self._density = self._work_density = TOKENS_PER_BYTE
+        self._density = self._work_density = tokens_per_byte
         self._next = asyncio.Lock()
         """Held by the request that waits for room; asyncio's locks are fair."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import threading
@@ -34,6 +33,7 @@ from prism_prm.rl.reward import split_end
 from prism_prm.scorer import sigmoid
 from prism_prm.serve import schemas
 from prism_prm.serve.admission import CLIENT_CLOSED, UNEXPECTED, Gate, RefusedError, error_response, log_failure
+from prism_prm.serve.chat import complete_chat, while_connected
 from prism_prm.serve.engine import ServeEngine
 from prism_prm.serve.models import ItemScores, ServedItem, ServedModel
 from prism_prm.serve.page_documents import Document, ShownResults, encode, find_documents, listing
@@ -162,7 +162,8 @@ def _described(answer: type) -> dict[str, Any]:
     """The responses of a route for OpenAPI."""
     errors = {
         400: "invalid request", 401: "no key", 404: "no such model", 413: "too large", 429: "busy: retry later",
-        502: "the server of a critic or remote PRM failed", 503: "not ready, or a server behind it is busy",
+        502: "the policy, or the server of a critic or remote PRM, failed",
+        503: "not ready, or a server behind it is busy",
         504: "timed out",
     }  # fmt: skip
     return {
@@ -210,7 +211,10 @@ async def models(request: Request) -> Response:
         }
         for model in served
     ]  # fmt: skip
-    return _json({"object": "list", "data": found})
+    searches = request.app.state.engine.searches
+    cards = searches.cards() if searches is not None and served else []
+    created = {"created": request.app.state.started}
+    return _json({"object": "list", "data": [*found, *(card | created for card in cards)]})
 
 
 @router.post("/pooling", **_described(schemas.PoolingAnswer))
@@ -279,6 +283,12 @@ async def get_reward(
     return _json({"rewards": rewards, "scores": rewards, "extra_logs": logs} | _warnings(request, items))
 
 
+@router.post("/v1/chat/completions", **_described(schemas.ChatAnswer))
+async def chat_completions(body: schemas.ChatRequest, request: Request) -> Response:
+    """The answer to a chat, searched with the policy and a PRM; the model's name says how, as in my-policy@beam-16."""
+    return await complete_chat(body, request)
+
+
 @router.get("/", include_in_schema=False)
 def page() -> Response:
     """The page that shows scores and results."""
@@ -298,7 +308,7 @@ def files(name: str) -> Response:
 @router.get("/v1/documents")
 def documents(request: Request) -> Response:
     """The results that the page shows."""
-    listed = encode({"object": "list", "data": listing(request.app.state.cache.documents())})
+    listed = encode({"object": "list", "data": listing(_documents(request))})
     return Response(listed, media_type="application/json", headers=SAFE | {"Cache-Control": "no-store"})
 
 
@@ -306,7 +316,7 @@ def documents(request: Request) -> Response:
 def document(name: str, request: Request) -> Response:
     """One document. With `If-None-Match`, 304 unless one of its files has changed."""
     cache: DocumentCache = request.app.state.cache
-    found = cache.documents().get(name)
+    found = _documents(request).get(name)
     if found is None:
         raise RefusedError(404, f"There is no document {name[:100]!r}.")
     stamp = found.stamp()
@@ -315,6 +325,14 @@ def document(name: str, request: Request) -> Response:
         return Response(status_code=304, headers=tag)
     headers = SAFE | {"Cache-Control": "no-store"} | tag
     return Response(cache.body(name, found, stamp), media_type="application/json", headers=headers)
+
+
+def _documents(request: Request) -> dict[str, Document]:
+    """The results, and the last searches of the caller's key."""
+    searches = request.app.state.engine.searches
+    own: dict[str, Document] = {} if searches is None else searches.documents(request.scope["owner"])
+    cache: DocumentCache = request.app.state.cache
+    return own | cache.documents()
 
 
 def _model(request: Request, name: str | None) -> ServedModel:
@@ -334,21 +352,8 @@ async def _score(
     """The items of a request and their scores; canceled when the client disconnects."""
     engine: ServeEngine = request.app.state.engine
     scope = request.scope
-
-    async def disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    work = asyncio.ensure_future(engine.score(model.name, scope["owner"], make, scope["started"], scope["size"]))
-    disconnected = asyncio.ensure_future(disconnect())
-    try:
-        await asyncio.wait((work, disconnected), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ConnectionResetError
-        return work.result()
-    finally:
-        work.cancel()
-        disconnected.cancel()
+    work = engine.score(model.name, scope["owner"], make, scope["started"], scope["size"])
+    return await while_connected(request, work)
 
 
 def _pooling_items(model: ServedModel, body: schemas.PoolingRequest) -> list[ServedItem]:

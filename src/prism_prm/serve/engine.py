@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from prism_prm.serve.admission import Admission, Reservation
 from prism_prm.serve.models import ItemScores, ServedItem, ServedModel
+from prism_prm.serve.searches import Searches
 from prism_prm.serve.settings import ServeSettings
 
 T = TypeVar("T")
@@ -82,6 +83,9 @@ class ServeEngine:
         self.metrics.waiting_requests.set_function(lambda: self.admission.num_requests)
         self.metrics.waiting_tokens.set_function(lambda: self.admission.tokens)
         self.models: dict[str, ServedModel] = {}
+        self.turn = threading.Lock()
+        """Held while a PRM works: the model thread and searches share it."""
+        self.searches: Searches | None = None
         self.failure: BaseException | None = None
         """Why the models could not be loaded."""
         self.num_queued = 0
@@ -114,10 +118,18 @@ class ServeEngine:
     def is_ready(self) -> bool:
         return self.admission.is_loaded and not self.admission.is_draining
 
+    @property
+    def longest_seconds(self) -> float:
+        """Seconds after which every request is answered."""
+        most = self.settings.answer_seconds
+        return most if self.searches is None else max(most, self.settings.search_seconds)
+
     async def drain(self) -> None:
         """Accept no more requests, and wait for the accepted ones; every request has a deadline, so this ends."""
-        self.admission.is_draining = True
-        while self.admission.num_requests:
+        own = [self.admission, *([self.searches.admission] if self.searches else [])]
+        for admission in own:
+            admission.is_draining = True
+        while any(admission.num_requests for admission in own):
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
@@ -126,6 +138,8 @@ class ServeEngine:
             self._stopped = True
             self._changed.notify()
         self._readers.shutdown(wait=False, cancel_futures=True)
+        if self.searches is not None:
+            self.searches.close()
         if self._loaded.is_set():
             self._thread.join(self.settings.answer_seconds)
 
@@ -173,6 +187,8 @@ class ServeEngine:
             models = {model.name: model for model in self._load()}
             for name, model in models.items():
                 self.admission.note_rate(name, *model.try_out(), is_full=True)
+            if self.searches is not None:
+                self.searches.open(list(models.values()))
             self.models = models
             self.admission.is_loaded = True
         except BaseException as error:  # the server exits with it
@@ -218,7 +234,8 @@ class ServeEngine:
             return all(job.is_over() for job, _ in batch)
 
         try:
-            found = model.score([(job.owner, job.items[i]) for job, i in batch], is_over)
+            with self.turn:
+                found = model.score([(job.owner, job.items[i]) for job, i in batch], is_over)
         except Exception as error:
             self._busy_since = time.monotonic()
             if len(batch) == 1 or is_over():

@@ -105,10 +105,12 @@ class Document:
     """Distinguishes the documents of a place; "" for the only one."""
     listed: bool = True
     """Whether the page lists it; views load unlisted documents by id."""
+    version: str = ""
+    """Changes with the content of a document that is not built from files."""
 
     def stamp(self) -> str:
         """A hash that changes when one of the files changes."""
-        digest = hashlib.sha256(__version__.encode())
+        digest = hashlib.sha256(f"{__version__} {self.version}".encode())
         for file in self.files:
             try:
                 found = file.stat()
@@ -451,13 +453,25 @@ def _tree(rounds: Path, pool: Path, table: Path, how: dict[str, Any], number: in
     seen = found[0]
     at_pool = _numbers(pool).get(seen.key, -1)
     solutions = _pool(pool).problems[at_pool].solutions if at_pool >= 0 else ()
-    scores = [one.score for one in seen.steps]
-    for leaf, solution in zip(seen.result or (), solutions, strict=False):
-        # Some searches score complete solutions, not each step as it is written.
-        path = [at for at in seen.path(leaf) if seen.steps[at - 1].text]
-        for at, score in zip(path, solution.scores or (), strict=False):
-            scores[at - 1] = scores[at - 1] if scores[at - 1] is not None else round(score, 4)
     rows = _solutions(table).get(at_pool, [])
+    chosen = next((k for k, row in enumerate(rows) if row["chosen"]), None)
+    grades = [{name: row[name] for name in ("answer", "correct", "status")} for row in rows]
+    return tree_content(seen, [one.scores for one in solutions], how, chosen, grades)
+
+
+def tree_content(
+    seen: RecordedSearch,
+    solution_scores: Sequence[Sequence[float] | None],
+    how: Mapping[str, Any],
+    chosen: int | None,
+    grades: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The content of a search's tree. `solution_scores` are used where steps were not scored as they were written."""
+    scores = [one.score for one in seen.steps]
+    for leaf, own in zip(seen.result or (), solution_scores, strict=False):
+        path = [at for at in seen.path(leaf) if seen.steps[at - 1].text]
+        for at, score in zip(path, own or (), strict=False):
+            scores[at - 1] = scores[at - 1] if scores[at - 1] is not None else round(score, 4)
     texts: dict[str, int] = {}
     steps = [
         [one.parent, texts.setdefault(one.text, len(texts)), score, value, one.ending, one.round, int(one.ahead),
@@ -466,12 +480,11 @@ def _tree(rounds: Path, pool: Path, table: Path, how: dict[str, Any], number: in
     ]  # fmt: skip
     return {
         "problem": seen.key, "how": how, "texts": list(texts), "steps": steps, "kept": seen.kept,
-        "result": seen.result, "chosen": next((k for k, row in enumerate(rows) if row["chosen"]), None),
-        "grades": [{name: row[name] for name in ("answer", "correct", "status")} for row in rows],
+        "result": seen.result, "chosen": chosen, "grades": list(grades),
     }  # fmt: skip
 
 
-def _path_scores(seen: RecordedSearch, scores: Sequence[float | None], how: dict[str, Any]) -> list[float | None]:
+def _path_scores(seen: RecordedSearch, scores: Sequence[float | None], how: Mapping[str, Any]) -> list[float | None]:
     """The score of the path up to each step."""
     paths: list[list[float] | None] = [[]]
     values: list[float | None] = []

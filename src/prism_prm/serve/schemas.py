@@ -217,11 +217,108 @@ class ServedCard(BaseModel):
     threshold: float
 
 
+class SearchCard(BaseModel):
+    """A policy with a way to search, for /v1/chat/completions; any n up to the server's limit can be asked for."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["prism-search"]
+    method: str
+    select: str
+    n: int
+    prm: str
+
+
 class ModelsAnswer(BaseModel):
     """All models."""
 
     object: Literal["list"] = "list"
-    data: list[ServedCard]
+    data: list[ServedCard | SearchCard]
+
+
+class StreamOptions(BaseModel):
+    """OpenAI's options of a stream."""
+
+    model_config = ConfigDict(extra="ignore")
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """OpenAI's request. Other fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+    model: String = Field(description="POLICY@RULE-N, such as my-policy@beam-16, perhaps with ?aggregator=min&prm=NAME")
+    messages: Many[Message] = Field(description="One user turn, perhaps after a system's.")
+    n: int = Field(1, ge=1, description="How many answers: the chosen one, then the others by score.")
+    max_tokens: int | None = Field(None, ge=1, description="The most tokens of one solution.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="The same.")
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=0)
+    stop: String | Many[String] | None = Field(None, description="The answer ends before these.")
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+
+class ChatMessage(BaseModel):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class Choice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatUsage(BaseModel):
+    """All tokens of a search."""
+
+    prompt_tokens: int
+    completion_tokens: int = Field(description="Written by the policy, also for dropped candidates.")
+    total_tokens: int
+    prm_tokens: int = Field(description="Read by the PRM.")
+
+
+class Candidate(BaseModel):
+    """A solution that the search found."""
+
+    steps: list[str]
+    scores: list[float] | None = Field(description="P(right) of each step; null if one could not be scored.")
+    score: float | None
+    answer: str | None
+    tokens: int
+    ended: bool = Field(description="Whether the policy ended it; else it was cut off.")
+
+
+class Search(BaseModel):
+    """What the search did; candidates are in the order of choices."""
+
+    rule: str
+    n: int
+    prm: str
+    aggregator: str
+    seed: int
+    rounds: int
+    candidates: list[Candidate]
+
+
+class ChatAnswer(BaseModel):
+    """OpenAI's response, and the search as `prism`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: ChatUsage
+    prism: Search
+    warnings: Warnings = None
 
 
 class ErrorBody(BaseModel):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib.util
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prism_prm.backends.open_scorer import PrmOptions, check_scorer, remote_place
+from prism_prm.backends.policy import PolicySettings, check_policy
 from prism_prm.console import say
 from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, MissingExtraError
+from prism_prm.paths import split_name
+from prism_prm.search.methods import SearchSettings
 from prism_prm.serve.page_documents import ShownResults, find_documents
 from prism_prm.serve.settings import ServeSettings, read_keys
 
@@ -30,6 +34,8 @@ def serve_prms(
     results: str | Path | Sequence[str | Path] = (),
     data: str | Path | Sequence[str | Path] = (),
     split: str | None = None,
+    policy: PolicySettings | str | None = None,
+    search: SearchSettings | None = None,
 ) -> int:
     """Serve PRMs and a page for results over HTTP until SIGTERM or Ctrl-C; accepted requests are finished first.
 
@@ -40,6 +46,8 @@ def serve_prms(
         results: folders of results, or NAME=FOLDER, that the page at `/` shows and watches.
         data: their texts, as for `view_results`; by default the files that the results name.
         split: for labeled data and pairs, the split that was measured.
+        policy: a policy, or NAME=POLICY, whose searched answers /v1/chat/completions gives.
+        search: the settings of these searches; method and n come from the model's name.
 
     Returns:
         The number of requests.
@@ -55,6 +63,11 @@ def serve_prms(
     shown = ShownResults.named(as_places(results), tuple(map(str, as_places(data))), split)
     if not prms and not shown.places:
         raise ConfigError("nothing to serve; name a PRM with --prm, or results with --results")
+    policy = PolicySettings(policy) if isinstance(policy, str) else policy
+    if policy is not None:
+        if not prms:
+            raise ConfigError(f"--policy {policy.name}: a search needs a PRM; name one with --prm")
+        check_policy(replace(policy, name=split_name(policy.name)[1]))
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve")
@@ -77,7 +90,7 @@ def serve_prms(
     with listener:
         from prism_prm.serve.server import make_server
 
-        server = make_server(prms, settings, keys, prm_options=prm_options, results=shown)
+        server = make_server(prms, settings, keys, prm_options=prm_options, results=shown, policy=policy, search=search)
         address, port = listener.getsockname()[:2]
         host = f"[{address}]" if ":" in address else address
         say(f"Listening on http://{host}:{port}; loading {', '.join(prms) or 'no PRM'}")

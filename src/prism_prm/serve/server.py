@@ -17,12 +17,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prism_prm.backends.load_prm import open_prm
 from prism_prm.backends.open_scorer import PrmOptions
+from prism_prm.backends.policy import PolicySettings, StoppablePolicy
 from prism_prm.console import say
 from prism_prm.scorer import Scorer
+from prism_prm.search.methods import SearchSettings
 from prism_prm.serve.app import build_app
 from prism_prm.serve.engine import ServeEngine
 from prism_prm.serve.models import ServedModel, served_model
 from prism_prm.serve.page_documents import ShownResults
+from prism_prm.serve.searches import Searches
 from prism_prm.serve.settings import KeyRing, ServeSettings
 
 LINGER = 1.0
@@ -44,6 +47,8 @@ def make_server(
     *,
     prm_options: PrmOptions | None = None,
     results: ShownResults | None = None,
+    policy: PolicySettings | StoppablePolicy | None = None,
+    search: SearchSettings | None = None,
 ) -> DrainingServer:
     """Create a server; it does not run yet."""
 
@@ -54,6 +59,8 @@ def make_server(
 
     sys.setswitchinterval(SWITCH)
     engine = ServeEngine(load, settings)
+    if policy is not None:
+        engine.searches = Searches(policy, settings, search or SearchSettings(), engine.metrics.registry, engine.turn)
     config = uvicorn.Config(
         build_app(engine, keys, results or ShownResults(())),
         http=with_client_timeout(settings.client_seconds),
@@ -63,7 +70,7 @@ def make_server(
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=math.ceil(settings.answer_seconds),  # a client that has not read by then never will
+        timeout_graceful_shutdown=math.ceil(engine.longest_seconds),  # a client that has not read by then never will
         limit_concurrency=_max_connections(),
     )
     return DrainingServer(config, engine)
@@ -115,7 +122,9 @@ class DrainingServer(uvicorn.Server):
         if self.engine.failure is not None:
             self.should_exit = True
         else:
-            say(f"Ready: {', '.join(self.engine.models)}")
+            searches = self.engine.searches
+            cards = [] if searches is None else searches.cards()
+            say(f"Ready: {', '.join([*self.engine.models, *(card['id'] for card in cards)])}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Replaces uvicorn's handler, which would stop listening at once and raise the signal again at the end."""

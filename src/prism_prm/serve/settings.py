@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from prism_prm.config import Count, NotNegative, Positive, Range, check
+from prism_prm.config import Count, Natural, NotNegative, Positive, Range, check
 from prism_prm.errors import ConfigError
 
 KEY_VARIABLE = "PRISM_API_KEY"
@@ -49,6 +49,16 @@ class ServeSettings:
     """The most tokens per batch, unless a single solution has more."""
     cache_mb: NotNegative = 512.0
     """Megabytes of the prefix cache of each PRM; 0 turns it off."""
+    searches: Count = 4
+    """With a policy: the number of answers that are searched at the same time."""
+    max_searches: Count = 64
+    """With a policy: the limit of waiting and running searches. Further ones get 429."""
+    search_seconds: Positive = 300.0
+    """With a policy: seconds until a searched answer is sent or the request gets 504."""
+    max_n: Count = 64
+    """With a policy: the largest n in a model's name, such as my-policy@beam-64."""
+    kept_searches: Natural = 20
+    """With a policy: how many of the last searches the page shows, to those with the same key."""
     log_text: bool = False
     """Write the text of requests to the log."""
 

@@ -51,7 +51,8 @@ class Server {
     this.tags.delete(id);
   }
   async models() {
-    return (await (await this.ask("v1/models")).json()).data;
+    const found = (await (await this.ask("v1/models")).json()).data;
+    return found.filter((model) => model.owned_by !== "prism-search"); // those score nothing
   }
   async score(model, problem, solution) {
     const body = JSON.stringify({ model, items: [{ problem, solution }], on_too_long: "skip" });
