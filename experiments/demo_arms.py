@@ -28,7 +28,7 @@ from prism_prm.lab.demo.settings import ARMS, VALIDITY_BASE, demo_settings
 from prism_prm.lab.world.build import World, build_world
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.report import Report
-from prism_prm.report.figures import finish
+from prism_prm.report.figures import draw_dots, finish
 from prism_prm.search.curves import best_of
 from prism_prm.search.grade_pool import grade_pool, scores_by_prm
 from prism_prm.stats import over_seeds
@@ -150,12 +150,8 @@ def draw(values: dict[tuple[str, str], list[float]], names: list[str], path: Pat
     with made.figure("demo-arms", caption="", alt=alt, size=(4.4, 5.2), panels=2) as panels:
         labels = {"natural": "FPR at TPR 90 (%)", "best-of-16": "Best-of-16 (%)"}
         for axes, (key, label) in zip(panels, labels.items(), strict=True):
-            for row, name in enumerate(reversed(names)):
-                each = values[name, key]
-                axes.plot(each, [row] * len(each), "o", markersize=4, alpha=0.7, color="C0")
-                axes.plot([np.mean(each)], [row], "|", markersize=12, color="C1")
-            axes.set_yticks(range(len(names)), [title_of(name) for name in reversed(names)])
-            finish(axes, label)
+            draw_dots(axes, {title_of(name): values[name, key] for name in names})
+            finish(axes, label, percent="")
     made.write(path)
 
 

@@ -134,6 +134,15 @@ def draw_groups(axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[
     axes.grid(visible=False, axis="x")
 
 
+def draw_dots(axes: Any, rows: Mapping[str, Sequence[float]]) -> None:
+    """Draw a row per system, with a dot per world or seed and a bar at their mean."""
+    for place, values in enumerate(rows.values()):
+        axes.plot(values, [place] * len(values), "o", markersize=4, alpha=0.7, color=STYLES[0].color)
+        axes.plot([np.mean(values)], [place], "|", markersize=12, markeredgewidth=2, color=STYLES[1].color)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+
+
 def _label(name: str) -> str:
     """The label of a curve; matplotlib would omit one that starts with an underscore from the legend."""
     return f"\u200b{name}" if name.startswith("_") else name

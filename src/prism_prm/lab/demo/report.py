@@ -32,6 +32,7 @@ from prism_prm.lab.theory.closed_forms import divergence
 from prism_prm.lab.world.oracle import VERDICTS
 from prism_prm.lab.world.trees import PERTURBATIONS
 from prism_prm.report import NO_DATA, Report, finish, nested, number, percent, signed_percent, styles, telling
+from prism_prm.report.figures import draw_dots
 from prism_prm.rl.alarm import GREEDY, PROXY, VOTE, Alarm, EvalPoint
 from prism_prm.search.curves import Curve
 from prism_prm.stats import over_seeds
@@ -85,6 +86,18 @@ FPR is the share of wrong steps that are judged right, FNR that of right steps j
 threshold that keeps 90 % of the right steps. {several if seeds > 1 else "One seed: no interval."}
 """)
     _compare(found, report)
+    if seeds > 1:
+        n = found.reference_ns[1]
+        panel_of = {
+            "FPR at TPR 90 (%)": {prm: found.of_class(prm, NATURAL) for prm in found.prms},
+            f"Best-of-{n} (%)": {prm: found.of_pool("best-of-n", prm, n) for prm in found.prms},
+        }
+        alt = f"FPR at TPR 90 and Best-of-{n} of each PRM, a dot per seed"
+        size = (4.4, 0.3 * len(found.prms) + 1)
+        with report.figure("seeds", caption="A dot per seed, a bar at the mean.", alt=alt, size=size, panels=2) as both:
+            for axes, (label, values) in zip(both, panel_of.items(), strict=True):
+                draw_dots(axes, {title_of(prm): of_seeds for prm, of_seeds in values.items()})
+                finish(axes, label, percent="x")
 
     sets = {"base PRM's problems": "base", "arms' problems": "annotated", "natural test set": NATURAL}
     shares = {}
@@ -350,34 +363,33 @@ if it was cut or states no answer. *oracle* is the reward without errors. True a
             axes.set_ylim(0, 1)
             finish(axes, "√KL from the untrained policy (√nats)", "solved, reward (%)", title=title_of(prm))
 
-    start = [percent(over_seeds(found.of_policy(runs[0], measure, 0))) for measure in MEASURES if measure != PROXY]
+    def each(run: PolicyRun, measure: str, at: int = -1) -> str:
+        """One value per seed. Policies end high or low, so an interval of their mean would mislead."""
+        return ", ".join(percent(value) for value in found.of_policy(run, measure, at))
+
+    start = [each(runs[0], measure, 0) for measure in MEASURES if measure != PROXY]
     rows = [["untrained", NO_DATA, NO_DATA, *start, number(0.0, 2)]]
     for run in runs:
-        then = over_seeds(found.of_policy(run, PROXY, 0))
-        cells = [percent(over_seeds(found.of_policy(run, measure))) for measure in MEASURES]
+        cells = [each(run, measure) for measure in MEASURES]
         kl = float(np.mean([result.policies[run].points[-1].numbers["kl"] for result in found.results]))
-        rows.append([title_of(run.prm), percent(then), *cells, number(kl, 2)])
+        rows.append([title_of(run.prm), each(run, PROXY, 0), *cells, number(kl, 2)])
     headers = ["reward from", "mean reward before", *MEASURES.values(), "divergence (nats)"]
-    report.table(
-        headers, rows, caption="The policy before and after training, sampled solutions of held-out problems (%)"
-    )
+    caption = "The policy before and after training, sampled solutions of held-out problems (%)"
+    report.table(headers, rows, caption=caption + ", one value per seed" * (len(found.results) > 1))
 
-    # Paired by seed.
+    def gaps(of_a: Sequence[float], of_b: Sequence[float]) -> str:
+        return ", ".join(signed_percent(x - y) for x, y in zip(of_a, of_b, strict=True))
+
     after = {run.prm: found.of_policy(run, ANSWER) for run in runs}
     rows = []
     for run in runs:
-        cells = [
-            signed_percent(differences(found.of_policy(run, measure), found.of_policy(run, measure, 0)))
-            for measure in (PROXY, ANSWER, STEPS)
-        ]
-        rows.append([f"{title_of(run.prm)} − untrained", *cells])
+        of = {measure: (found.of_policy(run, measure), found.of_policy(run, measure, 0)) for measure in MEASURES}
+        rows.append([f"{title_of(run.prm)} − untrained", *(gaps(*of[measure]) for measure in (PROXY, ANSWER, STEPS))])
     for a, b in (("prism", "base"), ("prism", "pointwise"), ("prism", "paper"), (ORACLE, "prism")):
         if a in after and b in after:
-            rows.append(
-                [f"{title_of(a)} − {title_of(b)}", NO_DATA, signed_percent(differences(after[a], after[b])), NO_DATA]
-            )
+            rows.append([f"{title_of(a)} − {title_of(b)}", NO_DATA, gaps(after[a], after[b]), NO_DATA])
     headers = ["difference", "mean reward", "answer right", "every step right"]
-    report.table(headers, rows, caption="Differences in percentage points, paired by seed")
+    report.table(headers, rows, caption="Differences in percentage points, one per seed")
 
     def raised(curve: Sequence[EvalPoint], alarm: Alarm | None) -> str:
         if alarm is None:
@@ -401,7 +413,7 @@ if it was cut or states no answer. *oracle* is the reward without errors. True a
         credits = list(dict.fromkeys((run.credit, run.beta) for run in found.runs))
         rows = []
         for prm in dict.fromkeys(run.prm for run in found.runs):
-            cells = [percent(over_seeds(found.of_policy(PolicyRun(prm, *way), ANSWER))) for way in credits]
+            cells = [each(PolicyRun(prm, *way), ANSWER) for way in credits]
             rows.append([title_of(prm), *cells])
         headers = ["reward from", *(f"{credit}, β = {beta:g}" for credit, beta in credits)]
         report.table(headers, rows, caption="Answer right after training (%), by credit and weight of the divergence")
