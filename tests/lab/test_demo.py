@@ -175,6 +175,18 @@ def test_a_report_of_all_arms_lists_them_all(out: Path) -> None:
     assert "log-odds" not in figure
 
 
+def test_a_report_of_two_worlds_shows_each(out: Path) -> None:
+    """Dots for PRMs, and values for policies, whose ends are high or low."""
+    with quiet_transformers():
+        result = run_seed(demo_settings(quick=True), 0, out)
+    text = make_report(find([result, replace(result, seed=1)]), "prism demo").markdown()
+    assert "figures/seeds-1.svg" in text
+    run = next(run for run in result.policies if run.prm == BASE)
+    start, end = (f"{100 * result.policies[run].points[i].mean('answer'):.1f}" for i in (0, -1))
+    assert f"| untrained | – | – | {start}, {start} |" in text
+    assert any(line.startswith("| base PRM |") and f"| {end}, {end} |" in line for line in text.splitlines())
+
+
 def test_arms_are_told_apart_by_what_they_say(tmp_path: Path) -> None:
     recipes = {n: arm.recipe(tmp_path / arm.trees, tmp_path / "b", TrainingBudget(1), 0) for n, arm in ARMS.items()}
     texts = {json.dumps(recipe, sort_keys=True) for recipe in recipes.values()}
