@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,9 +26,33 @@ def test_values_a_person_can_check(how: str, score: float | None) -> None:
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.sampled_from(sorted(AGGREGATORS)))
 def test_every_score_lies_between_product_and_maximum(steps: list[float], how: str) -> None:
     score = solution_score(steps, how)
-    assert solution_score(steps, "product") * (1 - 1e-9) <= score <= max(steps) * (1 + 1e-9)
+    highest = 1 if how == "adjusted-min" else max(steps)
+    assert solution_score(steps, "product") * (1 - 1e-9) <= score <= highest * (1 + 1e-9)
+    if how == "adjusted-min":
+        assert score >= min(steps) * (1 - 1e-9)
     if how == "soft-min":
         assert min(steps) * (1 - 1e-9) <= score <= solution_score(steps, "mean") * (1 + 1e-9)
+
+
+def test_min_adjusted_for_the_number_of_steps() -> None:
+    """The exponent is 1 / (1 + 1/2 + 1/3) = 6/11 for three steps; one step stays as it is."""
+    assert solution_score([0.25], "adjusted-min") == pytest.approx(0.25)
+    assert solution_score([0.125, 1.0], "adjusted-min") == pytest.approx(0.25), "0.125 to the power of 2/3"
+    assert solution_score(STEPS, "adjusted-min") == pytest.approx(0.5 ** (6 / 11))
+    assert solution_score([0.0, 1.0], "adjusted-min") == 0
+    assert solution_score([1.0] * 9, "adjusted-min") == 1
+
+
+@pytest.mark.parametrize("theta", [0.05, 1.0])
+def test_adjusted_min_has_the_same_mean_for_every_number_of_steps(theta: float) -> None:
+    """Of steps with p = u^θ, u uniform: `min` falls with their number, adjusted-min is −θ on average."""
+    rng = np.random.default_rng(0)
+    means = {
+        how: [np.mean([log_score(steps, how) for steps in rng.random((4000, k)) ** theta]) for k in (1, 4, 16)]
+        for how in ("min", "adjusted-min")
+    }
+    assert means["min"] == pytest.approx([-theta, -theta * 25 / 12, -theta * 3.3807], rel=0.05)
+    assert means["adjusted-min"] == pytest.approx([-theta] * 3, rel=0.05)
 
 
 def test_long_solutions_do_not_all_tie_at_zero() -> None:
@@ -50,5 +75,5 @@ def test_bad_scores_are_an_error_not_a_zero(steps: list[float]) -> None:
 
 
 def test_an_unknown_aggregator_names_the_known() -> None:
-    with pytest.raises(ConfigError, match="last, min, product, mean, soft-min"):
+    with pytest.raises(ConfigError, match="last, min, product, mean, soft-min, adjusted-min"):
         solution_score(STEPS, "max")

@@ -233,3 +233,30 @@ def test_published_scores_give_the_stored_metrics(real_data: Path, model: str, s
     assert metrics.Ranking.of(right, scores).metrics()["auroc"] == pytest.approx(reference["auroc"], abs=1e-9)
     for ours, theirs in {"f1": "f1", "precision": "precision", "tpr": "recall", "accuracy": "accuracy"}.items():
         assert float(metrics.RATES[ours](counts)) == pytest.approx(reference[theirs], abs=1e-9)
+
+
+def test_pairs_ranked_right_within_groups() -> None:
+    """Group 0: 0.9 against 0.5 and 0.1, then 0.5 against both: 2 + 1.5 of 4. Group 1: 0.2 against 0.8. Group 2 has
+    only right steps, and nobody is in group 3."""
+    right = np.array([1, 0, 1, 0, 0, 1, 1], bool)
+    scores = np.array([0.9, 0.5, 0.5, 0.1, 0.8, 0.2, 0.3])
+    groups = np.array([0, 0, 0, 0, 1, 1, 2])
+    found = metrics.ranked_pairs(right, scores, groups, 4)
+    assert found.tolist() == [[3.5, 4], [0, 1], [0, 0], [0, 0]]
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_pairs_within_groups_are_those_of_every_group(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(0, 40))
+    right, scores = rng.random(size) < 0.5, rng.integers(0, 5, size) / 4
+    groups = rng.integers(0, 4, size)
+    slow = [
+        [
+            float(sum((scores[i] > scores[j]) + (scores[i] == scores[j]) / 2 for i in ups for j in downs)),
+            float(len(ups) * len(downs)),
+        ]
+        for g in range(4)
+        for ups, downs in [(np.flatnonzero((groups == g) & right), np.flatnonzero((groups == g) & ~right))]
+    ]
+    assert metrics.ranked_pairs(right, scores, groups, 4).tolist() == slow

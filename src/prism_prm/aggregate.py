@@ -35,12 +35,22 @@ def _soft_min(probabilities: Floats) -> float:
     return _log(float((weights * probabilities).sum() / weights.sum()))
 
 
+def _adjusted_min(probabilities: Floats) -> float:
+    """log(min) / (1 + 1/2 + … + 1/k) for k steps: `min` as if every solution had one step.
+
+    If all steps are equally good, −log p being exponential with any mean θ, then −log(min) of k of them is θ · (1 + 1/2
+    + … + 1/k) on average: `min` falls with k, this is −θ for every k. Neither θ nor other solutions are needed.
+    """
+    return _log(float(probabilities.min())) / float((1 / np.arange(1, len(probabilities) + 1)).sum())
+
+
 AGGREGATORS: dict[str, Callable[[Floats], float]] = {
     "last": lambda probabilities: _log(float(probabilities[-1])),
     "min": lambda probabilities: _log(float(probabilities.min())),
     "product": _product,
     "mean": lambda probabilities: _log(float(probabilities.mean())),
     "soft-min": _soft_min,
+    "adjusted-min": _adjusted_min,
 }
 """P(right) of each step, in order → log of the solution's score."""
 
@@ -71,8 +81,8 @@ def solution_score(probabilities: Sequence[float] | Floats, how: str = DEFAULT_A
 
     Args:
         probabilities: of the steps, in order.
-        how: last, min, product, mean or soft-min. A PRM's own is `prm.card.aggregator`, which `prm.solution_score`
-            uses.
+        how: last, min, product, mean, soft-min or adjusted-min (`min` adjusted for the number of steps). A PRM's own
+            is `prm.card.aggregator`, which `prm.solution_score` uses.
 
     Example:
         >>> solution_score([0.9, 0.5], "min")

@@ -232,6 +232,21 @@ class Ranking:
             return fp[above] / fp[-1], 1 - tp[above] / tp[-1]
 
 
+def ranked_pairs(right: Bools, scores: Floats, groups: Ints, num_groups: int) -> Floats:
+    """(groups, 2): how many pairs of a right and a wrong step of the same group are ranked right (ties count half), and
+    how many there are; a group's AUROC is their ratio."""
+    order = np.lexsort((scores, groups))
+    ranked_group, ranked_right = groups[order], right[order].astype(np.float64)
+    starts = np.flatnonzero((np.diff(ranked_group, prepend=-1) != 0) | (np.diff(scores[order], prepend=np.nan) != 0))
+    sizes = np.diff(np.append(starts, len(order)))
+    middle = np.repeat(starts + (sizes + 1) / 2, sizes)  # the mean rank of each run of equal scores, counted from 1
+    size, num_right, ranks = (
+        np.bincount(ranked_group, weights, num_groups) for weights in (None, ranked_right, middle * ranked_right)
+    )
+    ranks -= num_right * (np.cumsum(size) - size)  # ranks within the group
+    return np.stack([ranks - num_right * (num_right + 1) / 2, num_right * (size - num_right)], axis=1)
+
+
 def threshold_for_tpr(right: Bools, scores: Floats, target: float) -> float:
     """The highest threshold at which at least `target` of the right steps score above it; NaN without right steps.
 

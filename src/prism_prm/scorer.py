@@ -234,7 +234,7 @@ class Scorer(ABC):
         Args:
             problem: the problem's text.
             steps: the texts of the steps, in order.
-            how: an aggregator other than the card's: last, min, product, mean or soft-min.
+            how: an aggregator other than the card's: last, min, product, mean, soft-min or adjusted-min.
 
         Example:
             >>> prm = load_prm("my-prm")

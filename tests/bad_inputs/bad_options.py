@@ -52,7 +52,7 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("theory", "--pool", "nowhere.jsonl", ()),
     ("compare", "--set", "num_draws=99", ("100",)),
     ("compare rates", "--prevalence", "86", ("below 1",)),
-    *(("compare rates", "--rates", value, ("NAME=TPR,FPR",)) for value in ("95.36", "c=95.36", "=95,60", "c=9,8,7",
+    *(("compare rates", "--rates", value, ("NAME=TPR,FPR",)) for value in ("95.36", "c=95.36", "=95,60", "c=9,8,7,6",
       "c=x,9", "c=", "c=9%,8%")),
     *(("compare rates", "--rates", value, ("above 0 and below 100",)) for value in ("c=0,9", "c=100,9", "c=9,0",
       "c=9,100", "c=9,-1", "c=nan,9", "c=inf,9")),

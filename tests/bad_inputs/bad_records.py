@@ -84,6 +84,7 @@ FIELDS: dict[tuple[str, str], dict[str, Sequence[Any]]] = {
         "solutions.0.answer": (True, {}),
         "solutions.0.tokens": ("x", -1, True, HUGE),
         "solutions.0.correct": ("x", 1),
+        "solutions.0.source": ({}, 0.5),
         "solutions.1.text": (MISSING, 3),
     },
     ("rerank scores", "pool_scores"): {

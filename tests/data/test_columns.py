@@ -21,6 +21,7 @@ pair_settings = st.builds(
     min_gap=st.integers(1, 3),
     max_gap=st.sampled_from([None, 3, 4]),
     audit=st.sampled_from(["drop", "keep", "off"]),
+    origin=st.sampled_from(["any", "model"]),
     max_per_position=st.sampled_from([None, 1, 2]),
     positive_above=st.sampled_from([0.5, 0.7]),
     negative_below=st.sampled_from([0.3, 0.5]),

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from docs_code import ROOT
 from prism_prm import ConfigError, compare_rates
 from prism_prm.cli import app
-from prism_prm.evaluate.compare_rates import RateControl, Rates
+from prism_prm.evaluate.compare_rates import RateControl, Rates, infer_prevalence
 
 ONE_SD = 0.8413447460685429
 """The share of a normal distribution below one SD above its mean."""
@@ -134,10 +134,44 @@ def test_a_report_is_written_if_wanted(tmp_path: Path) -> None:
     assert "new is more than a shift of base" in (out / "report.md").read_text()
 
 
-def test_one_prm_or_three_rates_are_refused() -> None:
+def test_one_prm_or_four_rates_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least two PRMs"):
         compare_rates({"base": (95.36, 69.34)})
-    with pytest.raises(ConfigError, match="base has 3 rates; give two"):
-        compare_rates({"base": (95.36, 69.34, 1.0), "new": (87.3, 47.13)})
+    with pytest.raises(ConfigError, match="base has 4 rates; give TPR and FPR"):
+        compare_rates({"base": (95.36, 69.34, 65.5, 1.0), "new": (87.3, 47.13)})
     with pytest.raises(ConfigError, match="prevalence 86: must be above 0 and below 1"):
         compare_rates({"base": (95.36, 69.34), "new": (87.3, 47.13)}, prevalence=86)
+
+
+def test_the_prevalence_that_printed_scores_imply() -> None:
+    """With TPR 0.8 and FPR 0.5 the score is (80 / 115 + 50 / 85) / 2 where half of the steps are right; the score rises
+    and falls with the share, so a lower share fits as well, unless a second PRM excludes it."""
+    half = Rates(0.8, 0.5, (80 / 115 + 50 / 85) / 2)
+    other = Rates(0.9, 0.3, Rates(0.9, 0.3).prm_score(0.5))
+    both = infer_prevalence([half, other, Rates(0.7, 0.2)])
+    assert both is not None
+    assert both.value == pytest.approx(0.5)
+    assert both.misfit == pytest.approx(0, abs=1e-12)
+    assert both.ranges == ((pytest.approx(0.5), pytest.approx(0.5)),)
+    alone = infer_prevalence([Rates(0.8, 0.5, Rates(0.8, 0.5).prm_score(0.9))])
+    assert alone is not None
+    assert alone.value == pytest.approx(0.9)
+    assert len(alone.ranges) == 2
+    assert alone.ranges[0][1] < 0.5 < alone.ranges[1][0]
+    assert infer_prevalence([Rates(0.8, 0.5)]) is None
+
+
+def test_printed_scores_of_the_paper() -> None:
+    """The table prints 65.5 and 68.0; claims about it used a prevalence of 0.86."""
+    report = compare_rates({"base": (95.36, 69.34, 65.5), "PRISM": (87.3, 47.13, 68.0)})
+    assert report.metrics["prevalence"] == pytest.approx(0.855)
+    assert report.metrics["inferred_prevalence"]["misfit"] < 0.001
+    assert report.metrics["rates"]["PRISM"]["printed_score"] == 0.68
+    assert any("imply that 85.5 % of the steps are right" in line for line in report.metrics["findings"])
+    off = compare_rates({"base": (95.36, 69.34, 65.5), "PRISM": (87.3, 47.13)}, prevalence=0.5).metrics
+    assert off["inferred_prevalence"] is None
+    assert any(
+        line
+        == "The printed PRMScore of base is 65.5, but its rates give 58.7: the prevalence or a printed number is off."
+        for line in off["findings"]
+    )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from eval_helpers import prmbench_row, processbench_row, score_with, write_jsonl
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluate.benchmarks import Item, ItemSet, read_benchmark, read_labeled
 from prism_prm.evaluate.evaluate_prm import EvalSettings, Evaluation, evaluate_steps
-from prism_prm.evaluate.measure import Steps, measure_pairs, sibling_pairs
+from prism_prm.evaluate.measure import AUROCS, Measurer, Steps, measure_pairs, sibling_pairs
 from prism_prm.evaluate.report import RunInfo, WrongStep, find_wrong_step, read_wrong_step, write_run
 from prism_prm.evaluate.score_files import collect_steps
 from prism_prm.report import percent
@@ -172,9 +173,43 @@ def test_pairs_stand_under_the_same_prefix(tmp_path: Path) -> None:
     assert sum(table.bin_sizes) == 4
 
 
+def test_auroc_in_three_parts(tmp_path: Path) -> None:
+    """Of the tree: a 0.9 against b 0.5, c 0.95; d 0.6 and e 0.3 against f 0.4. Within prefix 2 of 4. Within problem
+    {.9, .6, .3} against {.5, .95, .4}: 2 + 2 + 0 of 9. Of a second problem, all right: nothing within, but pooled."""
+    other = prm800k_record()
+    other["question"]["problem"] = "Q?"
+    other["label"]["steps"] = [
+        {"completions": [{"text": "h", "rating": 1, "flagged": None}], "human_completion": None, "chosen_completion": 0}
+    ]
+    benchmark = read_labeled([write_jsonl(tmp_path / "x.jsonl", [prm800k_record(), other])])
+    scores = {"a": 0.9, "b": 0.5, "c": 0.95, "d": 0.6, "e": 0.3, "f": 0.4, "g": 0.2, "h": 0.99}
+    texts = {item.tree.name: [node.text for node in item.tree.nodes] for item in benchmark.items}
+    steps = score_with(benchmark, lambda name, i, _l: scores[texts[name][i]])
+    found = Measurer(steps, 0.5, num_draws=200).rankings(names=tuple(AUROCS))
+    assert {name: measured.value for name, measured in found.items()} == {
+        "auroc_prefix": 2 / 4, "auroc_problem": 4 / 9, "auroc": 7 / 12,
+    }  # fmt: skip
+    table = measure_pairs(steps, num_draws=200)
+    assert table is not None
+    assert table.overall == found["auroc_prefix"].interval(), "pairs ranked right are those within a prefix"
+    drawn = found["auroc_prefix"].replicates
+    assert set(drawn[~np.isnan(drawn)]) == {0.5}, "every draw with the first problem has the same pairs"
+
+
+def test_steps_without_a_score_are_in_no_pair(tmp_path: Path) -> None:
+    benchmark = read_labeled([write_jsonl(tmp_path / "x.jsonl", [prm800k_record()])])
+    steps = score_with(benchmark, lambda _n, i, _l: i / 10)
+    steps = replace(steps, probability=np.where(np.arange(len(steps.label)) == 0, np.nan, steps.probability))
+    assert 0 not in np.concatenate(sibling_pairs(steps))
+    assert measure_pairs(steps, num_draws=100) is not None
+
+
 def test_plain_solutions_have_no_pairs(tmp_path: Path) -> None:
     benchmark = processbench(tmp_path)
-    assert measure_pairs(score_with(benchmark, noisy(0)), num_draws=100) is None
+    steps = score_with(benchmark, noisy(0))
+    assert measure_pairs(steps, num_draws=100) is None
+    prefix = Measurer(steps, 0.5, num_draws=100).rankings()["auroc_prefix"].interval()
+    assert np.isnan([prefix.value, prefix.low, prefix.high]).all(), "no data, not zero"
 
 
 def test_sibling_pairs_equal_the_obvious_loop(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from docs_code import stated
 from prism_prm import metrics
 from prism_prm.evaluate.compare import finding, make_controls
-from prism_prm.evaluate.measure import Measurer, Steps, error_curve
+from prism_prm.evaluate.measure import AUROCS, Measurer, Steps, error_curve
 from prism_prm.evaluate.report import draw_error_curves
 from prism_prm.lab.theory import dominance
 from prism_prm.lab.theory.dominance import add_dominance
@@ -80,3 +81,30 @@ def test_the_better_of_them_is_more_than_the_other_shifted(real_data: Path) -> N
         "At Qwen2.5-Math-PRM-7B's FNR of 3.7 %, Qwen2.5-Math-7B-PRM800K shifted has FPR 41.3 [30.7, 52.7] %; "
         "Qwen2.5-Math-PRM-7B has 25.3 [18.0, 32.7] %: difference −16.0 [−26.0, −7.3] points."
     ) in finding(control)
+
+
+def test_auroc_in_parts(real_data: Path) -> None:
+    """The numbers of the guide; no prefix has two candidates. Clusters are runs of steps up to a wrong one."""
+    shown: list[str] = []
+    for model in MODELS:
+        gsm8k, math = (published(real_data, model, split) for split in ("gsm8k", "math"))
+        both = Steps(
+            gsm8k.items + math.items, ("all",), np.zeros(len(gsm8k.items) + len(math.items), np.int64),
+            np.concatenate([gsm8k.item_cluster, math.item_cluster + gsm8k.num_clusters]),
+            gsm8k.num_clusters + math.num_clusters, np.concatenate([gsm8k.item_contaminated, math.item_contaminated]),
+            np.concatenate([gsm8k.starts, math.starts + len(gsm8k.label)]), np.concatenate([gsm8k.parent, math.parent]),
+            np.concatenate([gsm8k.label, math.label]), np.concatenate([gsm8k.probability, math.probability]),
+        )  # fmt: skip
+        found = Measurer(both, 0.5).rankings(names=tuple(AUROCS))
+        assert np.isnan(found["auroc_prefix"].value)
+        for name in ("auroc_problem", "auroc"):
+            one = found[name].interval()
+            shown += [f"{100 * value:.1f}" for value in (one.value, one.low, one.high)]
+    assert (
+        stated(
+            "docs/guides/evaluate.md",
+            "Qwen2.5-Math-PRM-7B has {} [{}, {}] within problem and {} [{}, {}] pooled, "
+            "Qwen2.5-Math-7B-PRM800K {} [{}, {}] and {} [{}, {}].",
+        )
+        == shown
+    )

@@ -19,7 +19,17 @@ from prism_prm import example_folder
 
 BENCHES = ("prmbench", "processbench", "labeled", "pairs")
 PRMS = ("base", "prism")
-RANKED = ("auroc", "auprc", "auprc_errors", "fpr_at_tpr_80", "fpr_at_tpr_90", "fpr_at_tpr_95", "calibration_error")
+RANKED = (
+    "auroc_prefix",
+    "auroc_problem",
+    "auroc",
+    "auprc",
+    "auprc_errors",
+    "fpr_at_tpr_80",
+    "fpr_at_tpr_90",
+    "fpr_at_tpr_95",
+    "calibration_error",
+)
 """Metrics that two nearly equal scores can change."""
 
 ROUNDING = 1e-4

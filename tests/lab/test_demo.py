@@ -144,7 +144,11 @@ def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytes
     found = find([result])
     assert found.prms == ["base", "pointwise", "prism"]
     text = make_report(found, "prism demo").markdown()
-    assert text.index("> With PRISM (ours), ") < text.index("figures/best-of-n-1.svg") < text.index("| PRM | AUROC ↑ |")
+    assert (
+        text.index("> With PRISM (ours), ")
+        < text.index("figures/best-of-n-1.svg")
+        < text.index("| PRM | AUROC within problem ↑ |")
+    )
     assert "injected errors: FPR at TPR 90 ↓" in text
     assert text.index("The *embedded world* is a small synthetic task") < text.index("figures/best-of-n-1.svg")
     policies = {run.prm: [look.mean("answer") for look in result.policies[run].points] for run in found.runs}
@@ -276,4 +280,5 @@ def test_false_positives_at_the_matched_threshold() -> None:
     assert numbers.fpr_at_tpr["circular"] == 0.0
     assert numbers.perturbed == pytest.approx(1 / 7)
     assert (numbers.fpr, numbers.fnr) == (0.5, 0.5)
-    assert numbers.auroc == pytest.approx((10 + 1.5) / 20)
+    assert numbers.auroc == numbers.auroc_problem == pytest.approx((10 + 1.5) / 20), "one problem"
+    assert np.isnan(numbers.auroc_prefix), "no siblings"

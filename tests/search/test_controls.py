@@ -11,7 +11,6 @@ import pytest
 
 from docs_code import ROOT, stated
 from prism_prm import RerankSettings, rerank_pool
-from prism_prm.aggregate import Choice
 from prism_prm.data.pools import Pool, PoolProblem, Solution
 from prism_prm.data.tasks import TaskProblem
 from prism_prm.search.controls import (
@@ -20,10 +19,10 @@ from prism_prm.search.controls import (
     chance_of_at_least,
     compute_controls,
     measure_agreements,
+    measure_controls,
     warnings,
 )
 from prism_prm.search.grade_pool import Grade, GradedPool
-from prism_prm.search.select import select_solutions
 
 Sketch = tuple[int, int, bool | None]
 """A solution: its number of steps, its length, and whether it is right."""
@@ -70,8 +69,7 @@ def test_the_sum_of_independent_draws(count: int, chances: list[float], expected
 
 def agreements(graded: GradedPool, scores: Sequence[float]) -> dict[str, Agreement]:
     steps = [np.array([score]) for score in scores]
-    chosen = select_solutions(graded, {"prm": steps}, {"prm": Choice("min", "")})
-    return {found.rule: found for found in measure_agreements(graded, chosen)}
+    return {found.rule: found for found in measure_agreements(graded, {"prm": steps}, {"prm": "min"})}
 
 
 def test_a_prm_that_counts_steps_is_found() -> None:
@@ -105,6 +103,36 @@ def test_without_a_reference_all_solutions_are_compared() -> None:
     assert (found["most-steps"].share, found["most-steps"].expected) == (0.5, 0.75)
 
 
+def test_the_best_source_of_the_other_problems() -> None:
+    """On problems 0 and 1 source a is right, on problem 2 source b. Elsewhere a has 1/2, 1/2 and 1 of its solutions
+    right, b 1/2, 1/2 and 0; a tie has equal chances. Source c is on problem 2 only: there it counts as the mean."""
+    sources = [("a", "b"), ("a", "b"), ("a", "b", "c")]
+    right = [(True, False), (True, False), (False, True, True)]
+    entries = [
+        PoolProblem(TaskProblem(f"{i}", "a"), tuple(Solution(("x",), "x", source=source) for source in of_problem))
+        for i, of_problem in enumerate(sources)
+    ]
+    grades = tuple(tuple(Grade("a", "boxed", one, 0, "ok") for one in of_problem) for of_problem in right)
+    curves = {curve.method: curve for curve in compute_controls(GradedPool(Pool(tuple(entries)), grades), (3,))}
+    assert curves["source-only"].values[0].tolist() == [0.5, 0.5, 0]
+    swapped = GradedPool(Pool(tuple(entries[:2])), grades[:2])
+    assert compute_controls(swapped, (2,))[-1].values[0].tolist() == [1, 1], "a is right on the other problem"
+
+
+def test_a_pool_without_sources_has_no_such_control() -> None:
+    assert [curve.method for curve in compute_controls(graded_pool([(1, 1, True)]), (1,))] == list(CONTROLS)
+
+
+def test_adjusted_min_picks_the_long_solution_that_is_no_worse() -> None:
+    """Scores 0.5 for one step, 0.4 for the lowest of four: 0.4 ** (12/25) = 0.644. The long one is right."""
+    graded = graded_pool(*[[(1, 1, False), (4, 4, True)]] * 3)
+    steps = [np.array([0.5]), np.array([0.9, 0.4, 0.8, 0.7])] * 3
+    (found,) = measure_controls(graded, {"prm": steps}, {"prm": "min"}, (1, 2)).adjusted
+    assert (found.n, found.min, found.adjusted, found.gain.difference) == (2, 0.0, 1.0, 1.0)
+    without = measure_controls(graded, {"prm": steps}, {"prm": "min"}, ())
+    assert (without.curves, without.adjusted, len(without.agreements)) == ((), (), 4)
+
+
 def test_the_report_has_controls_and_warns(tmp_path: Path) -> None:
     solutions = [
         {"steps": [*["Think."] * more, r"\boxed{1}"], "scores": [*[0.8] * more, 0.9 - 0.1 * more]} for more in range(4)
@@ -120,7 +148,11 @@ def test_the_report_has_controls_and_warns(tmp_path: Path) -> None:
     assert [(row["rule"], row["share"], row["is_suspicious"]) for row in metrics["agreement"]] == [
         ("fewest-steps", 1.0, True), ("most-steps", 0.0, False), ("shortest", 1.0, True), ("longest", 0.0, False),
     ]  # fmt: skip
+    (adjusted,) = metrics["adjusted_min"]
+    assert (adjusted["min"], adjusted["adjusted"], adjusted["min_picks"]["share"]) == (1.0, 1.0, 1.0)
+    assert adjusted["adjusted_picks"]["share"] == 1.0, "0.9 against 0.8 ** (2/3) = 0.862 of two steps"
     report = (tmp_path / "out" / "report.md").read_text()
+    assert "fewest steps, adjusted-min" in report
     assert "| control: fewest steps | 100.0 |" in report
     assert "Warning: pool selects what the rule fewest steps selects on 100.0 % of 8 problems" in report
     assert {curve.method for curve in results.curves}.isdisjoint(CONTROLS)
@@ -136,7 +168,7 @@ def test_published_prms_on_gsm8k(real_data: Path, tmp_path: Path) -> None:
         scores={name: folder / f"gsm8k_scores_{file}.jsonl" for name, file in files.items()},
         settings=RerankSettings(aggregators=("min",), ns=(32,), num_draws=10, judges=1),
     )  # fmt: skip
-    found = {one.prm: one for one in results.agreements if one.rule == "fewest-steps"}
+    found = {one.prm: one for one in results.controls.agreements if one.rule == "fewest-steps"}
     numbers = stated(
         "docs/guides/rerank.md",
         "Math-Shepherd selects a solution with the fewest steps on {} % of > {} problems, where {} % are expected; "
@@ -148,8 +180,42 @@ def test_published_prms_on_gsm8k(real_data: Path, tmp_path: Path) -> None:
         for text in (f"{100 * one.share:.1f}", f"{one.num_problems}", f"{100 * one.expected:.1f}")
     ]
     assert (found["shepherd"].is_suspicious, found["qwen"].is_suspicious) == (True, False)
-    values = {curve.method: f"{100 * curve.points[-1].value:.1f}" for curve in results.controls}
+    values = {curve.method: f"{100 * curve.points[-1].value:.1f}" for curve in results.controls.curves}
     page = (ROOT / "docs/lab/real-pools.md").read_text(encoding="utf-8")
     for rule, title in {"fewest-steps": "fewest steps", "shortest": "shortest text"}.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| {title} |")]
         assert row.split(" | ")[3] == values[rule]
+
+
+@pytest.mark.real_data
+def test_adjusted_min_on_gsm8k(real_data: Path, tmp_path: Path) -> None:
+    """The table of the guide."""
+    files = {
+        "Math-Shepherd": "math-shepherd-mistral-7b", "Skywork-o1-PRM-7B": "skywork-o1-prm-7b",
+        "RLHFlow-Deepseek": "rlhflow-llama3.1-8b-deepseek", "Qwen2.5-Math-PRM-7B": "qwen2.5-math-prm-7b",
+    }  # fmt: skip
+    folder = real_data / "best_of_n_prm"
+    results = rerank_pool(
+        folder / "gsm8k_pool_250x32.jsonl", tmp_path / "out",
+        scores={name: folder / f"gsm8k_scores_{file}.jsonl" for name, file in files.items()},
+        settings=RerankSettings(aggregators=("min",), ns=(32,), num_draws=10, judges=1),
+    )  # fmt: skip
+    page = (ROOT / "docs/guides/rerank.md").read_text(encoding="utf-8")
+    for one, words in zip(results.controls.adjusted, (" (expected {})", *[" ({})"] * 3), strict=True):
+        cells = [f"{100 * one.min:.1f}", f"{100 * one.adjusted:.1f}"]
+        for picks, text in ((one.min_picks, words), (one.adjusted_picks, " ({})")):
+            cells.append(f"{100 * picks.share:.1f}" + text.format(f"{100 * picks.expected:.1f}"))
+        assert f"| {one.prm} | {' | '.join(cells)} |" in page
+        assert one.gain.low <= 0 <= one.gain.high
+
+
+@pytest.mark.real_data
+def test_sources_of_a_mixed_pool(real_data: Path, tmp_path: Path) -> None:
+    settings = RerankSettings(ns=(40,), num_draws=1000, judges=1)
+    results = rerank_pool(real_data / "best_of_n" / "math500_pool_100.jsonl", tmp_path / "out", settings=settings)
+    found = {curve.method: curve for curve in (*results.controls.curves, *results.curves)}
+    assert stated(
+        "docs/guides/rerank.md",
+        "one solution at random is right on {} % of the problems, one of the best source on {} %, the majority vote on "
+        "{} %.",
+    ) == [f"{100 * found[rule].points[-1].value:.1f}" for rule in ("mean", "source-only", "majority")]

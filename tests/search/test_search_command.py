@@ -93,7 +93,18 @@ def test_beam_with_two_prms(command: list[str], prms: list[Path]) -> None:
     assert eight["difference"] == pytest.approx(b - a)
     page = (out / "report.html").read_text()
     assert page.index("<p>With n = 8, beam guided by ") < page.index("<figure>") < page.index("<table")
-    assert "a: product, from the PRM's card; b: mean, from the PRM's card" in (out / "report.md").read_text()
+    report = (out / "report.md").read_text()
+    assert "a: product, from the PRM's card; b: mean, from the PRM's card" in report
+    assert "| pool | n | control: fewest steps |" in report
+    assert "| b-n8 | 8 |" in report
+    assert list(metrics["controls"]) == ["a-n4", "a-n8", "b-n4", "b-n8"]
+    for name, found in metrics["controls"].items():
+        (first,) = [row for row in found["curves"] if row["method"] == "first"]
+        entries = read_pool(out / "pools" / f"{name}.jsonl").problems
+        right = [answer_of(entry.solutions[0].steps) == entry.problem.answer for entry in entries]
+        assert first["value"] == pytest.approx(np.mean(right)), name
+        assert [one["prm"] for one in found["adjusted_min"]] == [name]
+        assert len(found["agreement"]) == 4
 
 
 def test_best_of_n_is_sampled_once_and_tells_every_n(command: list[str], prms: list[Path]) -> None:
@@ -113,6 +124,10 @@ def test_best_of_n_is_sampled_once_and_tells_every_n(command: list[str], prms: l
             np.mean([own[i] for own, i in zip(right, best, strict=True)])
         )
         assert by_size[name, 2]["policy_tokens"] == pytest.approx(by_size[name, 6]["policy_tokens"] / 3)
+        first = {row["n"]: row["value"] for row in metrics["controls"]["n6"]["curves"] if row["method"] == "first"}
+        assert list(first) == [1, 2, 6]
+        assert first[6] == pytest.approx(np.mean([own[0] for own in right])), "one pool for all PRMs and sizes"
+    assert {one["prm"] for one in metrics["controls"]["n6"]["agreement"]} == {"a", "b"}
 
 
 @pytest.mark.parametrize(

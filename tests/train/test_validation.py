@@ -15,7 +15,7 @@ from some_pairs import random_examples
 from prism_prm.console import ignore
 from prism_prm.data.pair_examples import Split, as_one_tree, labeled_steps
 from prism_prm.errors import DataError
-from prism_prm.metrics import threshold_for_tpr
+from prism_prm.metrics import Ranking, threshold_for_tpr
 from prism_prm.scorer import sigmoid
 from prism_prm.store import ScoreStore, Share
 from prism_prm.train.margins import score_examples
@@ -113,3 +113,24 @@ def test_a_threshold_needs_labels_that_are_not_from_rollouts(
     given = ValidationSettings(threshold=0.25)
     split = Split(pairs.trees, pairs, np.array(["annotated"] * len(pairs), dtype=object))
     assert Validation.of(split, prm, given).measure(store, given, Share(), ignore)["threshold"] == 0.25
+
+
+def test_auroc_within_prefix_and_problem(tiny_prm: Tiny) -> None:
+    """Against the obvious loop over pairs of steps."""
+    validation = Validation.of(a_split(), tiny_prm("qwen", "qwen2"), ValidationSettings())
+    steps, right = validation.steps, validation.steps.right()
+    scores = np.random.default_rng(0).random(len(steps))
+    found = validation.rankings(right, scores)
+    for name, prefix in (("auroc_prefix", True), ("auroc_problem", False)):
+        hits = [
+            scores[i] > scores[j]
+            for i in np.flatnonzero(right)
+            for j in np.flatnonzero(~right)
+            if steps.trees[steps.tree[i]].problem == steps.trees[steps.tree[j]].problem
+            and (not prefix or steps.tree[i] == steps.tree[j])
+            and (not prefix or len({steps.trees[steps.tree[k]].parents[steps.chosen[k]] for k in (i, j)}) == 1)
+        ]
+        assert len(hits) > 1
+        assert found[name] == pytest.approx(np.mean(hits))
+        assert found[f"{name}_low"] <= found[name] <= found[f"{name}_high"]
+    assert found["auroc"] == Ranking.of(right, scores).metrics()["auroc"]

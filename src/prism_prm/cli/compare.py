@@ -22,9 +22,10 @@ class CompareCommand:
     rounds: bool = False
     """Treat the runs as rounds of a curriculum, in this order."""
     rates: bool = False
-    """The runs are printed rates in percent instead: NAME=TPR,FPR."""
+    """The runs are printed rates in percent instead: NAME=TPR,FPR or NAME=TPR,FPR,PRMSCORE."""
     prevalence: Annotated[float, Range(above=0, below=1)] | None = None
-    """For --rates: the share of right steps, which PRMScore depends on."""
+    """For --rates: the share of right steps, which PRMScore depends on. By default it is inferred from printed
+    PRMScores."""
     num_draws: Annotated[int, Range(100)] = 1000
     """The number of bootstrap draws of problems for the intervals."""
     seed: Natural = 0
@@ -78,7 +79,7 @@ def _compare_rates(settings: CompareCommand, out: Path | None) -> None:
 
 
 def parse_rates(given: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """Name → rates, of words NAME=TPR,FPR."""
+    """Name → rates, of words NAME=TPR,FPR or NAME=TPR,FPR,PRMSCORE."""
     found: dict[str, tuple[float, ...]] = {}
     for text in given:
         name, _, values = text.rpartition("=")
@@ -86,8 +87,10 @@ def parse_rates(given: Sequence[str]) -> dict[str, tuple[float, ...]]:
             rates = tuple(float(value) for value in values.split(","))
         except ValueError:
             rates = ()
-        if not name or len(rates) != 2:
-            raise ConfigError(f"--rates {text}: write NAME=TPR,FPR in percent, e.g. base=95.36,69.34")
+        if not name or len(rates) not in (2, 3):
+            raise ConfigError(
+                f"--rates {text}: write NAME=TPR,FPR in percent, e.g. base=95.36,69.34, with PRMScore if it is printed"
+            )
         if name in found:
             raise ConfigError(f"--rates {text}: two PRMs are called {name!r}; give each its own name")
         found[name] = rates

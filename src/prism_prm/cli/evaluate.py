@@ -65,7 +65,7 @@ def evaluate(settings: EvalCommand, out: Path) -> None:
     """
     from prism_prm.evaluate.benchmarks import find_benchmark
     from prism_prm.evaluate.evaluate_prm import evaluate_prm
-    from prism_prm.evaluate.measure import RATES, metric_rows
+    from prism_prm.evaluate.measure import AUROCS, NO_SIBLINGS, RATES, known_aurocs, metric_rows
     from prism_prm.report import PAGE
 
     evaluations = evaluate_prm(
@@ -79,9 +79,12 @@ def evaluate(settings: EvalCommand, out: Path) -> None:
         for evaluation in evaluations.values():
             tables = evaluation.subsets["all"].tables
             own = find_benchmark(evaluation.bench).headlines(tables)
-            rows = metric_rows({**RATES, "auroc": "AUROC ↑"}, [tables["steps"]])
+            aurocs = known_aurocs([tables["steps"]])
+            rows = metric_rows({**RATES, **aurocs}, [tables["steps"]])
             rows += metric_rows({label: label for label in own}, [own])
             print_table(evaluation.described, ["metric (%)", "value [95 % interval]"], rows)
+            if aurocs and len(aurocs) < len(AUROCS):
+                say(NO_SIBLINGS)
             say(f"Threshold: {evaluation.threshold.value:.4g}, {evaluation.threshold.origin}")
         tell(out / PAGE)
 

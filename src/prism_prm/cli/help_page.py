@@ -22,7 +22,7 @@ from prism_prm.config import Setting
 WIDEST = 100
 """Columns; longer lines are hard to read."""
 BRIEF = {
-    "aggregators": "How step scores become one: last, min, product, mean, soft-min.",
+    "aggregators": "How step scores become one: last, min, product, mean, soft-min, adjusted-min.",
     "answer_field": "The field that holds the reference answer.",
     "bench": "prmbench, processbench, labeled or pairs; several: a,b.",
     "consensus": "Keep only labels that this PRM or critic confirms.",
@@ -40,7 +40,7 @@ BRIEF = {
     "predictions": "Scores from elsewhere, as JSON lines with id and scores or labels.",
     "prm": "A folder, hub id, prism:URL, vllm:URL, critic:openai:URL or critic:hf:FOLDER.",
     "ray.address": "Run on a Ray cluster: HOST:PORT, auto, or a new one.",
-    "search.aggregator": "How step scores become one: last, min, product, mean, soft-min.",
+    "search.aggregator": "How step scores become one: last, min, product, mean, soft-min, adjusted-min.",
     "search.method": "sample, greedy, best-of-n, beam, dvts or particle.",
     "second_policy": "Keep only labels that this policy confirms.",
     "select": "argmax, majority, weighted or public-tests.",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.cli.options import Command, Out
-from prism_prm.cli.ui import conclude, print_table
+from prism_prm.cli.ui import conclude, print_table, tell
 from prism_prm.config import Natural, Share, check
 from prism_prm.console import progress, say
 from prism_prm.data.formats import ReadOptions
@@ -32,6 +32,8 @@ class PairsCommand:
     are excluded."""
     split: dict[str, Share] = field(default_factory=dict)
     """Split by problem, e.g. train=0.9,test=0.1."""
+    diagnose: bool = False
+    """Also report what a model could learn from the pairs without reasoning."""
     read: ReadOptions = field(default_factory=ReadOptions)
     pairs: PairSettings = field(default_factory=PairSettings)
 
@@ -58,7 +60,22 @@ def pairs(settings: PairsCommand, out: Path) -> None:
     total = None if None in sizes else sum(size for size in sizes if size is not None)
     with progress("Reading and pairing", total, unit="bytes") as advance:
         summary = build_pairs(reader, out, PairRecipe(settings.pairs, splits, exclusions), advance=advance)
-    conclude(lambda: summary, lambda: _show(summary, out))
+    if not settings.diagnose:
+        conclude(lambda: summary, lambda: _show(summary, out))
+        return
+    from prism_prm.evaluate.diagnose_pairs import FOLDER, diagnose_pairs, table_of
+    from prism_prm.report import PAGE, plain_json
+
+    found = diagnose_pairs(out)
+
+    def show() -> None:
+        _show(summary, out)
+        print_table("Pairs ranked right by one feature alone (%; labels: AUROC)", *table_of(found))
+        for line in found.warnings:
+            tell(line)
+        tell(out / FOLDER / PAGE)
+
+    conclude(lambda: summary | {"diagnosis": plain_json(found)}, show)
 
 
 def _show(summary: dict[str, Any], out: Path) -> None:
@@ -102,7 +119,8 @@ COMMAND = Command(
     out=Out("Folder for trees.parquet, pairs.parquet and summary.json."),
     options={
         "--format": "format", "--exclude": "exclude", "--split": "split", "--lookahead": "pairs.lookahead",
-        "--min-value-gap": "pairs.min_value_gap", "--min-rollouts": "pairs.min_rollouts",
+        "--origin": "pairs.origin",
+        "--diagnose": "diagnose", "--min-value-gap": "pairs.min_value_gap", "--min-rollouts": "pairs.min_rollouts",
         "--on-bad-record": "read.on_bad_record", "--seed": "pairs.seed",
     },
     examples={

@@ -27,8 +27,8 @@ class TheoryCommand(VerifierSettings):
     answer_field: str | None = None
     """The field of the pool that holds the reference answer, if it is not `answer`."""
     aggregator: str | None = None
-    """How step scores become a solution's score: last, min, product, mean or soft-min. By default as the PRM's card
-    says, else min."""
+    """How step scores become a solution's score: last, min, product, mean, soft-min or adjusted-min. By default as the
+    PRM's card says, else min."""
     threshold: Share | None = None
     """Accept a solution whose score is above this. By default as the PRM's card says, else 0.5."""
     map: bool = False

@@ -17,7 +17,7 @@ SHOWN = {
     "auroc": "AUROC", "fpr_at_tpr_90": "FPR at TPR 90", "fpr_at_0.5": "FPR at 0.5", "fnr_at_0.5": "FNR at 0.5",
     "pairwise_accuracy": "pairs ranked right", "threshold": "threshold",
 }  # fmt: skip
-"""Validation metrics of the closing table."""
+"""Validation metrics of the first closing table; the second has the AUROCs with their intervals."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ def train(settings: TrainCommand, out: Path) -> None:
 
 
 def _show(finished: dict[str, Any], folder: Path) -> None:
+    from prism_prm.evaluate.measure import AUROCS, NO_SIBLINGS
+
     names = [name for name in SHOWN if any(name in result for result in finished["rounds"].values())]
     rows = [
         [name, *(f"{result[key]:.3f}" if key in result else "–" for key in names)]
@@ -58,9 +60,21 @@ def _show(finished: dict[str, Any], folder: Path) -> None:
     ]
     if names:
         print_table(f"Validation of {folder}", ["round", *(SHOWN[name] for name in names)], rows)
+    aurocs = [name for name in AUROCS if any(name in result for result in finished["rounds"].values())]
+    rows = [[name, *(_with_interval(result, key) for key in aurocs)] for name, result in finished["rounds"].items()]
+    if aurocs:
+        print_table("With 95 % intervals over problems", ["round", *(AUROCS[key] for key in aurocs)], rows)
+        if "auroc_prefix" not in aurocs:
+            tell(NO_SIBLINGS)
     if finished["beats_base"] is False:
         tell(f"No round is better than the base PRM in {finished['criterion']}.")
     tell(f"Best round by {finished['criterion']}: {finished['best']}")
+
+
+def _with_interval(result: dict[str, Any], key: str) -> str:
+    if f"{key}_low" not in result:  # a run of an earlier version, or of one problem
+        return f"{result[key]:.3f}" if key in result else "–"
+    return f"{result[key]:.3f} [{result[f'{key}_low']:.3f}, {result[f'{key}_high']:.3f}]"
 
 
 COMMAND = Command(

@@ -15,6 +15,7 @@ from itertools import chain, combinations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.data.formats import Draft
@@ -65,8 +66,10 @@ def annotated_columns(forest: Forest, first_id: int, settings: PairSettings, dro
     tree = forest.tree_of_node()
     # One number per prefix, ordered by tree and by parent (the problem itself is parent -1).
     prefix = forest.node_starts[tree] + tree + forest.parents + 1
-    chosen = _first_of_each_text(np.flatnonzero(labels > settings.positive_above), prefix, texts, drops)
-    rejected = _first_of_each_text(np.flatnonzero(labels < settings.negative_below), prefix, texts, drops)
+    right, wrong, usable = labels > settings.positive_above, labels < settings.negative_below, _usable(forest, settings)
+    drops["human_written"] += int(np.count_nonzero((right | wrong) & ~usable))
+    chosen = _first_of_each_text(np.flatnonzero(right & usable), prefix, texts, drops)
+    rejected = _first_of_each_text(np.flatnonzero(wrong & usable), prefix, texts, drops)
     low = np.searchsorted(prefix[rejected], prefix[chosen], "left")
     counts = np.searchsorted(prefix[rejected], prefix[chosen], "right") - low
     chosen, rejected = np.repeat(chosen, counts), rejected[_ranges(low, counts)]
@@ -100,6 +103,14 @@ def annotated_columns(forest: Forest, first_id: int, settings: PairSettings, dro
     return _choose(pairs, prefix[chosen], settings.max_per_position, first_id, settings.seed, drops)
 
 
+def _usable(forest: Forest, settings: PairSettings) -> Bools:
+    """Which steps may be in a pair, by their writer."""
+    if settings.origin == "any":
+        return np.ones(len(forest.parents), bool)
+    usable: Bools = ~pc.equal(forest.origins, "human").to_numpy(zero_copy_only=False)
+    return usable
+
+
 def lookahead_columns(forest: Forest, first_id: int, settings: PairSettings, drops: Counter[str]) -> PairColumns:
     """Compute `lookahead_pairs` of every tree, by tree and positions."""
     if settings.lookahead == "none":
@@ -115,7 +126,10 @@ def lookahead_columns(forest: Forest, first_id: int, settings: PairSettings, dro
     counts = np.where(positive, np.maximum(after, 0), 0)
     here = np.repeat(np.arange(len(tree)), counts)
     later = _ranges(np.arange(len(tree)) + settings.min_gap, counts)
-    texts = forest.text_codes[node]
+    texts, usable = forest.text_codes[node], _usable(forest, settings)[node]
+    by_models = usable[here] & usable[later]
+    drops["human_written"] += int(np.count_nonzero(~by_models))
+    here, later = here[by_models], later[by_models]
     keep: Bools = texts[here] != texts[later]
     drops["same_text"] += int(np.count_nonzero(~keep))
     if settings.audit != "off":
@@ -244,7 +258,7 @@ def add_perturbed(drafts: Sequence[Draft], first_id: int, settings: PairSettings
         for parent, text in zip(draft.parents, draft.texts, strict=True):
             siblings.setdefault(parent, set()).add(text)
         for position, node in enumerate(draft.trunk):
-            if not settings.is_positive(draft.labels[node]):
+            if not settings.is_positive(draft.labels[node]) or not settings.is_usable(draft.origins[node]):
                 continue
             existing = siblings[draft.parents[node]]
             perturbed = [perturb(draft.texts[node], rng) for _ in range(4 * settings.perturbed)]
@@ -289,7 +303,8 @@ class OtherProblems:
         steps["problem"] = hash(normalize_problem(draft.problem))
         steps["split"] = split
         steps["positive"] = [self.settings.is_positive(draft.labels[node]) for node in draft.trunk]
-        self.kept.append(steps)
+        usable = np.array([self.settings.is_usable(draft.origins[node]) for node in draft.trunk], bool)
+        self.kept.append(steps[usable])
 
     def draw(self) -> tuple[TrunkSteps, TrunkSteps]:
         """Return right steps, and for each a step of another problem in the same split; by tree, position and draw."""

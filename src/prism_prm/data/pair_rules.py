@@ -35,6 +35,8 @@ class PairSettings:
     """A lookahead negative comes at most this many steps later. By default there is no limit."""
     audit: Audit = "drop"
     """What to do with later steps that may already be right: drop them, keep and count them, or do not check (off)."""
+    origin: Literal["any", "model"] = "any"
+    """The writers whose steps are paired: any, or model. People write right steps only, which gives them away."""
     max_per_position: Count | None = None
     """The maximum number of annotated pairs per position. By default there is no limit."""
     random: Natural = 0
@@ -68,6 +70,10 @@ class PairSettings:
     def is_negative(self, label: float | None) -> bool:
         """Whether a step with this label is wrong."""
         return label is not None and label < self.negative_below
+
+    def is_usable(self, origin: str) -> bool:
+        """Whether a step by this writer may be in a pair."""
+        return self.origin == "any" or origin != "human"
 
     def why_unsure(self, gap: float | None, rollouts: int | None) -> str | None:
         """Return why a pair of steps labeled by rollouts is left out, or None."""
@@ -158,6 +164,11 @@ def annotated_pairs(
     for parent, nodes in sorted(tree.positions()):
         positives = [node for node in nodes if settings.is_positive(tree.nodes[node].label)]
         negatives = [node for node in nodes if settings.is_negative(tree.nodes[node].label)]
+        labeled = len(positives) + len(negatives)
+        positives, negatives = (
+            [node for node in some if settings.is_usable(tree.nodes[node].origin)] for some in (positives, negatives)
+        )
+        drops["human_written"] += labeled - len(positives) - len(negatives)
         chosen, rejected = _first_of_each_text(tree, positives), _first_of_each_text(tree, negatives)
         drops["repeated_text"] += len(positives) - len(chosen) + len(negatives) - len(rejected)
         pairs = [(c, r) for c in chosen for r in rejected if tree.nodes[c].text != tree.nodes[r].text]
@@ -212,7 +223,9 @@ def lookahead_pairs(
         pairs: list[tuple[int, int]] = []
         for later in range(at + settings.min_gap, last):
             reason: str | None = None
-            if texts[at] == texts[later]:
+            if not all(settings.is_usable(tree.nodes[node].origin) for node in (current, tree.trunk[later])):
+                reason = "human_written"
+            elif texts[at] == texts[later]:
                 reason = "same_text"
             elif settings.audit != "off" and normalize_step(texts[at]) == normalize_step(texts[later]):
                 reason = "same_normalized_text"

@@ -6,8 +6,8 @@ One record per problem, as JSON lines (or Parquet, JSON, a folder, a hub dataset
         {"text": "…"}, {"steps": ["…", "…"], "answer": "12", "scores": [0.9, 0.7], "tokens": 310}]}
 
 A solution is a text, which is split into steps, or a list of steps; it may also be a plain string or list. `answer`
-(the solution's final answer), `scores` (P(right) per step), `tokens` and `correct` are optional. Other tools' names for
-these fields also work.
+(the solution's final answer), `scores` (P(right) per step), `tokens`, `correct` and `source` (what wrote it) are
+optional. Other tools' names for these fields also work.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Solution:
     tokens: int | None = None
     correct: bool | None = None
     """The pool's own judgment; only used for problems without a reference answer."""
+    source: str = field(default="", repr=False)
+    """The policy or prompt that wrote it, if the pool says so. Not in `repr`, because no grade depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,7 @@ class _SolutionFields(msgspec.Struct):
     scores: list[float] | None = None
     tokens: int | None = None
     correct: bool | None = None
+    source: str | int | None = None
 
 
 def _solution(item: Any, scores: list[float] | None) -> Solution:
@@ -233,6 +236,7 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
         None if step_scores is None else tuple(map(float, step_scores)),
         fields.tokens,
         fields.correct,
+        "" if fields.source is None else str(fields.source),
     )
 
 
@@ -247,7 +251,7 @@ def check_scores(scores: Sequence[float], num_steps: int) -> None:
 
 def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:
     """Write a pool as JSON lines, atomically."""
-    optional = ("answer", "scores", "tokens", "correct")
+    optional = ("answer", "scores", "tokens", "correct", "source")
     with atomic_file(path) as aside, aside.open("wb") as file:
         for entry in problems:
             problem = entry.problem
@@ -258,7 +262,7 @@ def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:
                 record["public_tests"] = problem.tests.public_only().reference()
             record["solutions"] = [
                 {"steps": solution.steps}
-                | {key: value for key in optional if (value := getattr(solution, key)) is not None}
+                | {key: value for key in optional if (value := getattr(solution, key)) not in (None, "")}
                 for solution in entry.solutions
             ]
             file.write(msgspec.json.encode(record) + b"\n")

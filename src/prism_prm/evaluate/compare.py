@@ -24,6 +24,8 @@ from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluate.benchmarks import find_benchmark
 from prism_prm.evaluate.measure import (
+    AUROCS,
+    NO_SIBLINGS,
     RANKINGS,
     RATES,
     Measured,
@@ -35,6 +37,7 @@ from prism_prm.evaluate.measure import (
     error_curve,
     histogram,
     intervals,
+    known_aurocs,
     metric_rows,
     read_steps,
     shown,
@@ -59,7 +62,7 @@ from prism_prm.stats import NUM_DRAWS, SEED, Comparison, cluster_sums, resampled
 SHOWN = 3
 """How many names a message lists."""
 PAPER_RATES = ("fpr", "fnr", "precision", "tpr", "tnr", "prm_score")
-TESTED = ("fpr", "fnr", "precision", "f1", "negative_f1", "prm_score", "auroc", "fpr_at_tpr_90", "fpr_at_tpr_95",
+TESTED = ("fpr", "fnr", "precision", "f1", "negative_f1", "prm_score", *AUROCS, "fpr_at_tpr_90", "fpr_at_tpr_95",
           "calibration_error")  # fmt: skip
 
 
@@ -409,7 +412,8 @@ def _add_benchmark(report: Report, one: Compared, *, rounds: bool) -> None:
         report.differences(["metric"], differences, caption=f"{name} minus {first} (percentage points)")
     benchmark.add_to_comparison(report, one.tables)
     parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
-    report.text(f"Thresholds: {parts}.")
+    siblings = "" if "auroc_prefix" in known_aurocs(tables.values()) else f" {NO_SIBLINGS}"
+    report.text(f"Thresholds: {parts}.{siblings}")
 
 
 # --- the control

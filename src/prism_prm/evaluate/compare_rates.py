@@ -8,7 +8,7 @@ steps' scores over that of the right steps'; 1 means equal variances. `compare_r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
@@ -35,6 +35,10 @@ VERDICTS = {
 """The meaning of each verdict."""
 
 _NORMAL = NormalDist()
+_PREVALENCES = np.arange(0.005, 1, 0.005)
+"""The shares of right steps that are tried for printed PRMScores."""
+_PRINTED = 0.0005
+"""Half of the last printed digit of a PRMScore."""
 _CUTS = np.arange(-8, 8, 0.001)
 """The thresholds that are tried for the best PRMScore, in SDs above the mean of the wrong steps."""
 
@@ -45,6 +49,8 @@ class Rates:
 
     tpr: float
     fpr: float
+    printed: float | None = None
+    """The PRMScore that the table prints, as a share."""
 
     @property
     def d_prime(self) -> float:
@@ -72,6 +78,33 @@ def _prm_scores(tpr: Floats, fpr: Floats, prevalence: float) -> Floats:
     counts[:, TP], counts[:, FN] = prevalence * tpr, prevalence * (1 - tpr)
     counts[:, FP], counts[:, TN] = (1 - prevalence) * fpr, (1 - prevalence) * (1 - fpr)
     return prmbench_score(counts)
+
+
+@dataclass(frozen=True)
+class Prevalence:
+    """The share of right steps that printed PRMScores imply."""
+
+    value: float
+    """The best one; if two ranges fit, of the higher range, because most steps of benchmarks are right."""
+    ranges: tuple[tuple[float, float], ...]
+    """Those that fit as well, up to the rounding of one printed digit."""
+    misfit: float
+    """The largest difference of a printed PRMScore from that of its rates."""
+
+
+def infer_prevalence(rates: Sequence[Rates]) -> Prevalence | None:
+    """The prevalence with the smallest misfit to the printed PRMScores; None if none is printed."""
+    misfits = [
+        [abs(own.prm_score(share) - own.printed) for share in _PREVALENCES] for own in rates if own.printed is not None
+    ]
+    if not misfits:
+        return None
+    worst = np.max(misfits, axis=0)
+    near = np.flatnonzero(worst <= worst.min() + _PRINTED)
+    ranges = np.split(near, np.flatnonzero(np.diff(near) > 1) + 1)
+    best = int(ranges[-1][worst[ranges[-1]].argmin()])
+    ends = tuple((float(_PREVALENCES[some[0]]), float(_PREVALENCES[some[-1]])) for some in ranges)
+    return Prevalence(float(_PREVALENCES[best]), ends, float(worst[best]))
 
 
 @dataclass(frozen=True)
@@ -113,10 +146,11 @@ def compare_rates(
     Printed rates have no intervals, so neither has the verdict. With scores, use `compare_runs`.
 
     Args:
-        rates: name → TPR and FPR in percent; TPR is the share of right steps that are judged good, FPR that of wrong
-            steps. The others are compared with the first.
+        rates: name → TPR and FPR in percent, and the PRMScore if it is printed too; TPR is the share of right steps
+            that are judged good, FPR that of wrong steps. The others are compared with the first.
         out: folder for the report, if it is to be written.
-        prevalence: the share of right steps, in (0, 1), which PRMScore depends on. Without it there is no PRMScore.
+        prevalence: the share of right steps, in (0, 1), which PRMScore depends on. By default the one that fits the
+            printed PRMScores; without these there is no PRMScore.
 
     Example:
         >>> report = compare_rates({"base": (95.36, 69.34), "new": (87.3, 47.13)}, prevalence=0.86)
@@ -136,15 +170,15 @@ def compare_rates(
 
 
 def _checked(name: str, pair: Sequence[float]) -> Rates:
-    if len(pair) != 2:
-        raise ConfigError(f"{name} has {len(pair)} rates; give two, TPR and FPR in percent")
-    given = f"{name}={pair[0]:g},{pair[1]:g}"
-    for rate, value in zip(("TPR", "FPR"), pair, strict=True):
+    if len(pair) not in (2, 3):
+        raise ConfigError(f"{name} has {len(pair)} rates; give TPR and FPR in percent, and PRMScore if it is printed")
+    given = f"{name}={','.join(f'{value:g}' for value in pair)}"
+    for rate, value in zip(("TPR", "FPR", "PRMScore"), pair, strict=False):
         if not 0 < value < 100:
             raise ConfigError(f"{given}: the {rate} must be above 0 and below 100 percent, or d′ is undefined")
     if max(pair) < 1:
-        raise ConfigError(f"{given}: both rates are below 1 percent; give percent, not shares")
-    return Rates(pair[0] / 100, pair[1] / 100)
+        raise ConfigError(f"{given}: all rates are below 1 percent; give percent, not shares")
+    return Rates(*(value / 100 for value in pair))
 
 
 def _build_report(known: Mapping[str, Rates], prevalence: float | None) -> Report:
@@ -153,6 +187,21 @@ def _build_report(known: Mapping[str, Rates], prevalence: float | None) -> Repor
     report = Report(" against ".join(known) if len(known) == 2 else f"{len(known)} PRMs by their printed rates")
     report.subtitle = "By printed rates alone"
     findings = [control.finding() for control in controls.values()]
+    inferred = infer_prevalence(list(known.values())) if prevalence is None else None
+    if inferred is not None:
+        prevalence = inferred.value
+        fitting = " or ".join(f"{percent(low)} to {percent(high)}" for low, high in inferred.ranges)
+        findings.append(
+            f"The printed PRMScores imply that {percent(prevalence)} % of the steps are right ({fitting} % fit as "
+            f"well); they differ from those of the rates by up to {percent(inferred.misfit)} points."
+        )
+    elif prevalence is not None:
+        findings += [
+            f"The printed PRMScore of {name} is {percent(own.printed)}, but its rates give "
+            f"{percent(own.prm_score(prevalence))}: the prevalence or a printed number is off."
+            for name, own in known.items()
+            if own.printed is not None and abs(own.prm_score(prevalence) - own.printed) > TOLERANCE
+        ]
     headers = ["PRM", "TPR ↑", "FPR ↓", "d′ ↑", *(f"shifted, slope {slope}" for slope in SLOPES)]
     rows = []
     for name, own in known.items():
@@ -162,6 +211,7 @@ def _build_report(known: Mapping[str, Rates], prevalence: float | None) -> Repor
     report.metrics |= {
         "prism_prm": __version__,
         "prevalence": prevalence,
+        "inferred_prevalence": None if inferred is None else asdict(inferred),
         "rates": {name: {"tpr": own.tpr, "fpr": own.fpr, "d_prime": own.d_prime} for name, own in known.items()},
         "control": {
             name: {
@@ -174,10 +224,11 @@ def _build_report(known: Mapping[str, Rates], prevalence: float | None) -> Repor
     if prevalence is not None:
         best = known[base].best_shifted(prevalence)
         score = best.prm_score(prevalence)
-        headers.append("PRMScore ↑")
+        headers += ["PRMScore ↑", *["printed"] * any(own.printed is not None for own in known.values())]
         for row, (name, own) in zip(rows, known.items(), strict=True):
-            row.append(percent(own.prm_score(prevalence)))
-            report.metrics["rates"][name]["prm_score"] = own.prm_score(prevalence)
+            row += [percent(own.prm_score(prevalence)), NO_DATA if own.printed is None else percent(own.printed)]
+            del row[len(headers) :]
+            report.metrics["rates"][name] |= {"prm_score": own.prm_score(prevalence), "printed_score": own.printed}
         report.metrics["best_shift"] = {"tpr": best.tpr, "fpr": best.fpr, "prm_score": score}
         findings.append(
             f"The best PRMScore that a shift of {base} reaches is {percent(score)} (TPR {percent(best.tpr)} %, FPR "

@@ -23,7 +23,7 @@ from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluate.benchmarks import REDUNDANCY_THRESHOLD, Benchmark, ItemSet, find_benchmark, read_benchmark
-from prism_prm.evaluate.measure import PairTable, Steps, SubsetResult, error_curve, histogram, measure_pairs
+from prism_prm.evaluate.measure import AUROCS, PairTable, Steps, SubsetResult, error_curve, histogram, measure_pairs
 from prism_prm.evaluate.report import RunInfo, WrongStep, find_wrong_step, steps_file, write_run
 from prism_prm.evaluate.score_files import (
     card_of_scores,
@@ -306,7 +306,7 @@ def _measure(benchmark: Benchmark, steps: Steps, threshold: float, settings: Eva
     total, groups = whole.steps, whole.by_group(benchmark.positives_only)
     masks = {name: total.step_group == i for i, name in enumerate(total.group_names)}
     for name, mask in masks.items():
-        groups[name] |= whole.rankings(mask, ("auroc",))
+        groups[name] |= whole.rankings(mask, tuple(AUROCS))
     return SubsetResult(
         len(total.items), len(total.label), total.num_clusters, whole.counts(), tables,
         groups, {name: whole.counts(mask) for name, mask in masks.items()},

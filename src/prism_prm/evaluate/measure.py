@@ -6,7 +6,7 @@ self-contained: two runs can be compared without the benchmark's texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import compress
@@ -103,6 +103,11 @@ class Steps:
         """Whether every item is a single solution, so that "first step" is defined."""
         before = np.arange(len(self.label)) - np.repeat(self.starts, self.lengths) - 1
         return bool((self.parent == before).all())
+
+    @cached_property
+    def step_prefix(self) -> Ints:
+        """A number per step, the same for candidates after the same prefix of an item."""
+        return self.step_item * (int(self.lengths.max()) + 2) + self.parent + 1
 
     def first_judged_bad(self, bad: Bools) -> Ints:
         """The first bad step of each item, −1 if there is none, and −2 if a step before it has no score."""
@@ -222,8 +227,18 @@ RATES = {
 }
 """Metrics that depend on the threshold, in percent; the arrow shows which direction is better."""
 
+AUROCS = {
+    "auroc_prefix": "AUROC within prefix ↑",
+    "auroc_problem": "AUROC within problem ↑",
+    "auroc": "AUROC, pooled ↑",
+}
+"""How often a right step scores above a wrong one: of the candidates after one prefix (what beam search compares), of
+all steps of a problem (Best-of-N, GRPO), and of all steps (what a threshold needs). In percent."""
+
+NO_SIBLINGS = "No prefix has a right and a wrong candidate, so there is no AUROC within prefix."
+
 RANKINGS = {
-    "auroc": "AUROC ↑",
+    **AUROCS,
     "auprc": "AUPRC of right steps ↑",
     "auprc_errors": "AUPRC of wrong steps ↑",
     "fpr_at_tpr_80": "FPR at TPR 80 ↓",
@@ -275,6 +290,13 @@ def shown(measured: Measured | None) -> str:
     return NO_DATA if measured is None else percent(measured.interval())
 
 
+def known_aurocs(tables: Iterable[Table]) -> dict[str, str]:
+    """Those of AUROCS that a table has data for, with their labels."""
+    tables = list(tables)
+    known = {name for table in tables for name in AUROCS if name in table and not np.isnan(table[name].value)}
+    return {name: label for name, label in AUROCS.items() if name in known}
+
+
 def metric_rows(names: Mapping[str, str], tables: Sequence[Table]) -> list[list[str]]:
     """A row per metric, and a column per table. Metrics that no table has are left out."""
     return [
@@ -306,8 +328,31 @@ class SubsetResult:
     tables: Tables
     """`steps` (rates, rankings, calibration, first errors), and the benchmark's own tables."""
     groups: Tables
-    """Rates and AUROC by class or split."""
+    """Rates and the AUROCs by class or split."""
     group_counts: dict[str, dict[str, int]]
+
+
+def measure_rankings(
+    right: Bools, scores: Floats, prefixes: Ints, problems: Ints, draws: ClusterDraws, names: Sequence[str]
+) -> Table:
+    """Metrics of steps that need no threshold, each with its value in every draw of problems.
+
+    `prefixes` numbers what each step follows, `problems` the clusters that are drawn. A metric without data is NaN:
+    AUROC within prefix, for example, if no right step has a wrong one beside it.
+    """
+    pooled = tuple(name for name in names if name in metrics.RANKINGS)
+    ranking = metrics.Ranking.of(right, scores)
+    values, drawn = ranking.metrics(), ranking.resampled(problems, draws, pooled)
+    table = {name: Measured(values[name], drawn[name], draws.num_clusters) for name in pooled}
+    for name, groups in (("auroc_prefix", prefixes), ("auroc_problem", problems)):
+        if name in names:
+            _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+            pairs = metrics.ranked_pairs(right, scores, group, len(first))
+            sums = cluster_sums(pairs, problems[first], draws.num_clusters)
+            whole, resampled = sums.sum(axis=0), resampled_sums(sums, draws)
+            within = ratio(resampled[:, 0], resampled[:, 1])
+            table[name] = Measured(float(ratio(whole[0], whole[1])), within, draws.num_clusters)
+    return {name: table[name] for name in names}
 
 
 @dataclass(frozen=True)
@@ -354,15 +399,15 @@ class Measurer:
         sums = self._step_sums(metrics.confusion(self.steps.right, self.good), self._judged(keep))
         return self.of_sums(sums, all_rates)
 
-    def rankings(self, keep: Bools | None = None, names: Sequence[str] = tuple(metrics.RANKINGS)) -> Table:
+    def rankings(
+        self, keep: Bools | None = None, names: Sequence[str] = tuple({**AUROCS, **metrics.RANKINGS})
+    ) -> Table:
         """Metrics that need no threshold; empty for verdicts without scores."""
         if self.steps.hard:
             return {}
-        kept = self._judged(keep)
-        ranking = metrics.Ranking.of(self.steps.right[kept], self.steps.probability[kept])
-        values = ranking.metrics()
-        drawn = ranking.resampled(self.steps.step_cluster[kept], self.draws, tuple(names))
-        return {name: Measured(values[name], drawn[name], self.steps.num_clusters) for name in names}
+        steps, kept = self.steps, self._judged(keep)
+        prefixes, problems = steps.step_prefix[kept], steps.step_cluster[kept]
+        return measure_rankings(steps.right[kept], steps.probability[kept], prefixes, problems, self.draws, names)
 
     def calibration(self) -> Table:
         """The expected calibration error of the probabilities; empty for verdicts without scores."""
@@ -412,7 +457,7 @@ class Measurer:
 
 @dataclass(frozen=True, slots=True)
 class PairTable:
-    """Pairwise accuracy over all pairs and by the size of the margin; ties count half."""
+    """Pairwise accuracy over all pairs (AUROC within prefix) and by the size of the margin; ties count half."""
 
     num_pairs: int
     overall: Interval
@@ -422,9 +467,9 @@ class PairTable:
 
 
 def sibling_pairs(steps: Steps) -> tuple[Ints, Ints]:
-    """Every pair of a right and a wrong step after the same prefix of an item."""
-    key = steps.step_item * (int(steps.lengths.max()) + 2) + steps.parent + 1
-    right, wrong = np.flatnonzero(steps.right), np.flatnonzero(steps.wrong)
+    """Every pair of a right and a wrong step with scores after the same prefix of an item."""
+    key = steps.step_prefix
+    right, wrong = np.flatnonzero(steps.right & steps.judged), np.flatnonzero(steps.wrong & steps.judged)
     wrong = wrong[np.argsort(key[wrong], kind="stable")]
     first = np.searchsorted(key[wrong], key[right], side="left")
     last = np.searchsorted(key[wrong], key[right], side="right")
@@ -453,7 +498,7 @@ def measure_pairs(steps: Steps, num_draws: int = NUM_DRAWS, seed: int = SEED) ->
     bins = metrics.pairwise_by_margin(up, down, MARGIN_EDGES)
     return PairTable(
         len(chosen),
-        accuracy(np.arange(len(chosen))),
+        Measurer(steps, 0.5, num_draws, seed).rankings(names=("auroc_prefix",))["auroc_prefix"].interval(),
         tuple(MARGIN_EDGES.tolist()),
         tuple(accuracy(rows) for rows in bins),
         tuple(len(rows) for rows in bins),

@@ -15,10 +15,12 @@ from prism_prm.backends.critic_ledger import verdicts_in_words
 from prism_prm.evaluate.benchmarks import find_benchmark
 from prism_prm.evaluate.measure import (
     FIRST_ERRORS,
+    NO_SIBLINGS,
     RANKINGS,
     RATES,
     Steps,
     intervals,
+    known_aurocs,
     metric_rows,
     shown,
     write_steps,
@@ -167,12 +169,9 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
         headers_here = ["first step judged bad", *headers[1:]]
         report.table(headers_here, first_rows, caption="Solutions with an error: was it found? (%)")
     if len(whole.groups) > 1 and benchmark.shows_groups:
-        rows = [
-            [name, *(shown(table.get(key)) for key in ("fpr", "fnr", "f1", "negative_f1", "auroc"))]
-            for name, table in whole.groups.items()
-        ]
-        headers_here = ["group", "FPR ↓", "FNR ↓", "F1 ↑", "Negative F1 ↑", "AUROC ↑"]
-        report.table(headers_here, rows, caption="Steps by group (%)")
+        columns = {key: RATES[key] for key in ("fpr", "fnr", "f1", "negative_f1")} | known_aurocs(whole.groups.values())
+        rows = [[name, *(shown(table.get(key)) for key in columns)] for name, table in whole.groups.items()]
+        report.table(["group", *columns.values()], rows, caption="Steps by group (%)")
     if (pairs := evaluation.pairs) is not None:
         rows = [
             [f"{low:g}–{high:g}", percent(accuracy), number(size)]
@@ -219,6 +218,8 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
             f"{threshold.heldout_problems:,} held-out problems ({threshold.heldout_right_steps:,} right steps, TPR "
             f"there {percent(threshold.heldout_tpr)}), which are not measured."
         )
+    if ranking_rows and "auroc_prefix" not in known_aurocs(tables):
+        lines.append(NO_SIBLINGS)
     if "clean" in subsets or "contaminated" in subsets:
         lines.append("*Contaminated* items are on problems of the training data; *clean* ones are not.")
     else:

@@ -11,7 +11,8 @@ Shapes: N solutions, D draws, G groups of equal answers, K values of n.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -118,6 +119,11 @@ class Curve:
     """Problems with the same text are one cluster."""
     points: tuple[Interval, ...]
     """The accuracy over all problems, for each n."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per n, for tables and metrics.json."""
+        about = {"method": self.method, "prm": self.prm, "aggregator": self.aggregator}
+        return [{**about, "n": n, **asdict(point)} for n, point in zip(self.ns, self.points, strict=True)]
 
     def minus(self, other: Curve, n: int) -> Comparison:
         """This accuracy minus the other, on the same draws of the same problems."""

@@ -42,7 +42,8 @@ class SearchSettings:
     resample_temperature: Positive = 1.0
     """For particle: the temperature T of resampling by softmax(logit(score) / T)."""
     aggregator: str | None = field(default=None, metadata={SHOWN: "the PRM's card"})
-    """How step scores become a path's score: last, min, product, mean or soft-min. By default each PRM's own."""
+    """How step scores become a path's score: last, min, product, mean, soft-min or adjusted-min. By default each PRM's
+    own."""
     max_steps: Count = 40
     """The maximum number of steps of a solution."""
     max_policy_tokens: Count | None = None

@@ -20,7 +20,7 @@ from prism_prm.grading.extract import EXTRACTORS
 from prism_prm.job import Here, Job, stoppable
 from prism_prm.paths import file_name
 from prism_prm.report import remove_report
-from prism_prm.search.controls import compute_controls, measure_agreements
+from prism_prm.search.controls import measure_controls
 from prism_prm.search.curves import NUM_DRAWS, Curve, check_ns, compute_curves, largest_n
 from prism_prm.search.grade_pool import (
     Grade,
@@ -52,8 +52,8 @@ class RerankSettings:
     """How answers are extracted and judged, and how one of n solutions is selected."""
 
     aggregators: tuple[Word, ...] | None = field(default=None, metadata={SHOWN: "all, with the PRM's own first"})
-    """How step scores become a solution's score: last, min, product, mean, soft-min. The first one selects solutions,
-    and is in the main figures. By default all, with the PRM's own first."""
+    """How step scores become a solution's score: last, min, product, mean, soft-min or adjusted-min. The first one
+    selects solutions, and is in the main figures. By default all, with the PRM's own first."""
     ns: tuple[Count, ...] | None = None
     """The numbers of solutions to select from, such as 1,4,16. By default 1, 2, 4, … up to all."""
     extract: tuple[Word, ...] = tuple(EXTRACTORS)
@@ -201,10 +201,11 @@ def rerank_pool(
                     seed=settings.seed, advance=advance,
                 )  # fmt: skip
         selections = select_solutions(graded, step_scores, own)
+        selecting = {prm: choice.value for prm, choice in own.items()}
+        controls = measure_controls(graded, step_scores, selecting, curves[0].ns if curves else ())
         results = RerankResults(
             title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox,
-            tokens, critics, compute_controls(graded, curves[0].ns) if curves else (),
-            measure_agreements(graded, selections),
+            tokens, critics, controls,
         )  # fmt: skip
         report = make_report(results)
         remove_report(out)  # a killed process must not leave its solutions beside another run's metrics

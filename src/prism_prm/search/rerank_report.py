@@ -28,7 +28,7 @@ from prism_prm.report import (
     styles,
     telling,
 )
-from prism_prm.search.controls import Agreement, warnings
+from prism_prm.search.controls import Controls, tabulate_adjusted, warnings
 from prism_prm.search.curves import WITH_PRM, Curve, count_smaller
 from prism_prm.search.grade_pool import GradedPool, StepScores, write_table
 from prism_prm.search.select import Selection
@@ -72,10 +72,8 @@ class RerankResults:
     """By PRM, the tokens behind its scores: read by a PRM, read and written by a critic. Not for scores from a file."""
     critics: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """By critic, its settings and cost."""
-    controls: Sequence[Curve] = ()
-    """The curves of rules that select without reading: by length, or by order."""
-    agreements: Sequence[Agreement] = ()
-    """How often each PRM's Best-of-N pick is also that of a length rule."""
+    controls: Controls = field(default_factory=Controls)
+    """Rules that select without reading, by length, order or source, and how close PRMs are to them."""
 
     @property
     def ns(self) -> tuple[int, ...]:
@@ -135,38 +133,26 @@ class RerankResults:
             "unscored_solutions": {prm: self.num_unscored(prm) for prm in self.scores},
             "tokens": dict(self.tokens),
             "critics": dict(self.critics),
-            "curves": _without_problems(self._curve_rows(self.curves)),
+            "curves": [row for curve in self.curves for row in curve.rows()],
             "differences": [
                 {key: value for key, value in asdict(difference).items() if key != "gain"} | asdict(difference.gain)
                 for difference in differences
             ],
-            "controls": {
-                "curves": _without_problems(self._curve_rows(self.controls)),
-                "agreement": [asdict(found) for found in self.agreements],
-            },
+            "controls": self.controls.metrics(),
         }
 
-    def _curve_rows(self, curves: Sequence[Curve]) -> list[dict[str, Any]]:
-        """One row per curve and n, with the expected accuracy of every problem; None if it is not measured."""
-        rows = []
-        for curve in curves:
-            for n, point, values in zip(curve.ns, curve.points, curve.values, strict=True):
-                known = dict(zip(self.graded.measured, values.tolist(), strict=True))
-                row = {"method": curve.method, "prm": curve.prm, "aggregator": curve.aggregator, "n": n}
-                by_problem = [known.get(problem) for problem in range(len(self.graded.grades))]
-                rows.append(row | asdict(point) | {"by_problem": by_problem})
-        return rows
-
     def write_curves(self, path: str | Path) -> None:
-        """Write `curves.parquet`; if nothing is measured, remove that of an earlier run."""
-        if self.curves:
-            write_table(self._curve_rows(self.curves), path)
+        """Write `curves.parquet`, with the expected accuracy of every problem (null: not measured); if nothing is
+        measured, remove that of an earlier run."""
+        rows = []
+        for curve in self.curves:
+            for row, values in zip(curve.rows(), curve.values, strict=True):
+                known = dict(zip(self.graded.measured, values.tolist(), strict=True))
+                rows.append(row | {"by_problem": [known.get(problem) for problem in range(len(self.graded.grades))]})
+        if rows:
+            write_table(rows, path)
         else:
             Path(path).unlink(missing_ok=True)
-
-
-def _without_problems(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "by_problem"} for row in rows]
 
 
 TITLES = {
@@ -181,6 +167,7 @@ TITLES = {
     "shortest": "control: shortest",
     "longest": "control: longest",
     "first": "control: first in the pool",
+    "source-only": "control: by source alone",
 }
 _SIZE = (4.4, 3.7)
 """The size of a figure in inches; taller than most, for the long legend."""
@@ -197,7 +184,7 @@ def make_report(results: RerankResults) -> Report:
         report.finding = _finding(results)
         _draw_methods(results, report)
         rows = []
-        for curve in [*results.own_curves, *results.controls]:
+        for curve in [*results.own_curves, *results.controls.curves]:
             *others, last = curve.points
             cells = [row_name(curve, with_aggregator=False), *(percent(point.value) for point in others), percent(last)]
             if results.tokens:
@@ -210,6 +197,7 @@ def make_report(results: RerankResults) -> Report:
     if results.curves:
         _add_example(results, report)
         _tabulate_differences(results, differences, report)
+        tabulate_adjusted(report, results.controls.adjusted)
         if results.scores and len(results.aggregators) > 1:
             _compare_aggregators(results, report)
     selected: dict[str, list[int]] = {}
@@ -234,7 +222,9 @@ solutions: exact for one solution, Best-of-n and the oracle; for the votes the m
 seeded draws. Intervals are 95 % bootstrap intervals over problems; comparisons are paired, on the same problems and
 draws. Ties go to the solution, or the group of equal answers, that was drawn first. A vote adds the scores of
 solutions with equivalent answers; solutions without an answer cast no vote. **Controls** select without reading, by
-length or order: a PRM has to beat them.
+length, by order, or by source (the one that is right most often on the other problems): a PRM has to beat them.
+`adjusted-min` is `min` to the power 1 / (1 + 1/2 + … + 1/k) for k steps, which takes away the advantage of short
+solutions.
 """)
     return report
 
@@ -296,7 +286,7 @@ def notes(results: RerankResults) -> list[str]:
     lines += unguarded(results.sandbox, [entry.problem for entry in pool.problems]) + harness_notes([graded])
     lines += [f"Aggregator of {prm}: {choice}." for prm, choice in results.own_aggregator.items()]
     lines += [f"{prm}: {verdicts_in_words(summary)}" for prm, summary in results.critics.items()]
-    lines += warnings(results.agreements)
+    lines += warnings(results.controls.agreements)
     return [line for line in lines if line]
 
 

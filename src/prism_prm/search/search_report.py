@@ -11,9 +11,10 @@ from prism_prm.arrays import Floats, Ints
 from prism_prm.backends.critic_ledger import verdicts_in_words
 from prism_prm.grading.graders import unguarded
 from prism_prm.report import NO_DATA, Report, draw_curve, escaped, finish, number, percent, signed_percent, styles
+from prism_prm.search.controls import Controls, tabulate_adjusted, warnings
 from prism_prm.search.grade_pool import GradedPool
 from prism_prm.search.methods import METHODS
-from prism_prm.search.rerank_report import add_answers, answer_counts, harness_notes, no_solution_note
+from prism_prm.search.rerank_report import TITLES, add_answers, answer_counts, harness_notes, no_solution_note
 from prism_prm.stats import Comparison, Interval, compare_means
 
 if TYPE_CHECKING:
@@ -68,10 +69,11 @@ def make_report(
     task: str,
     points: Sequence[Point],
     pools: Sequence[GradedPool],
+    controls: Mapping[str, Controls],
     clusters: Ints,
     critics: Mapping[str, dict[str, Any]],
 ) -> Report:
-    """Build the report. `critics` has the summaries of PRMs that are critics."""
+    """Build the report. `controls` are by pool; `critics` has the summaries of PRMs that are critics."""
     gains = differences(points, clusters)
     method = recipe.search.method
     report = Report(
@@ -86,6 +88,7 @@ def make_report(
             "differences": [{"a": a, "b": b, "n": n, **asdict(gain)} for a, b, n, gain in gains],
             "answers": answer_counts(pools),
             "critics": dict(critics),
+            "controls": {name: own.metrics() for name, own in controls.items()},
         },
     )
     problems = [entry.problem for entry in pools[0].pool.problems]
@@ -107,6 +110,17 @@ def make_report(
     report.notes(
         f"{escaped(name)}, on the solutions found: {verdicts_in_words(summary)}" for name, summary in critics.items()
     )
+    titles = {curve.method: TITLES[curve.method] for own in controls.values() for curve in own.curves}
+    rows = [
+        [name, str(n), *(percent(curves[rule].points[k].value) if rule in curves else NO_DATA for rule in titles)]
+        for name, own in controls.items()
+        for curves in [{curve.method: curve for curve in own.curves}]
+        for k, n in enumerate(own.curves[0].ns)
+    ]
+    caption = "Accuracy (%) of rules that select from the same solutions without reading; a PRM has to beat them"
+    report.table(["pool", "n", *titles.values()], rows, caption=caption)
+    report.notes(line for own in controls.values() for line in warnings(own.agreements))
+    tabulate_adjusted(report, [one for own in controls.values() for one in own.adjusted])
     compared = [([f"{a} − {b}", str(n)], gain) for a, b, n, gain in gains]
     report.differences(["PRMs", "n"], compared, caption="PRMs compared (percentage points, paired)")
     add_answers(report, pools)

@@ -23,9 +23,18 @@ from prism_prm.job import Finished, Here, Job, Opening, Workers
 from prism_prm.paths import file_name, named_places
 from prism_prm.ray import executor_of
 from prism_prm.scorer import ScorerFacts, TreeScores
+from prism_prm.search.controls import Controls, measure_controls
 from prism_prm.search.curves import compute_curves
 from prism_prm.search.engine import RoundStats, SearchEngine, Speedometer, policy_identity, policy_workers
-from prism_prm.search.grade_pool import GradedPool, StepScores, grade_pool, scorable, scores_by_prm, write_solutions
+from prism_prm.search.grade_pool import (
+    GradedPool,
+    StepScores,
+    grade_pool,
+    scorable,
+    scores_by_prm,
+    scores_in_pool,
+    write_solutions,
+)
 from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.rounds import FOLDER, RoundRecord, Rounds, SearchRound, record_round
@@ -112,7 +121,7 @@ def search_task(
         grader.prepare(task.problems)
         problems, scores = task.problems[: recipe.limit], Path(store or out / "scores")
         run = Experiment(recipe, problems, job, policy_settings, policy, prms, options, grader, scores)
-        points, pools = run.independent() if METHODS[recipe.search.method].independent else run.guided()
+        points, pools, controls = run.independent() if METHODS[recipe.search.method].independent else run.guided()
         trees = [tree for graded in pools for tree in graded.pool.trees()]
         critics = {}
         for name, scorer in run.opened.items():
@@ -121,7 +130,7 @@ def search_task(
             if (summary := scorer.summary(trees)) is not None:
                 critics[name] = summary
         job.write_settings(recipe)
-        make_report(recipe, task.name, points, pools, run.clusters, critics).write(out)
+        make_report(recipe, task.name, points, pools, controls, run.clusters, critics).write(out)
     return points
 
 
@@ -188,10 +197,12 @@ class Experiment:
             self.opened[name] = scorer
             yield scorer
 
-    def guided(self) -> tuple[list[Point], list[GradedPool]]:
-        """Search with each PRM at each size. Returns the points, and their graded pools."""
+    def guided(self) -> tuple[list[Point], list[GradedPool], dict[str, Controls]]:
+        """Search with each PRM at each size. Returns the points, their graded pools, and the controls of each pool."""
         points: list[Point] = []
         pools: list[GradedPool] = []
+        controls: dict[str, Controls] = {}
+        num_pools = len(self.prms) * len(self.recipe.ns)
         clusters = self.clusters
         for name in list(self.prms) or [""]:
             with self.open(name) as workers:
@@ -205,6 +216,10 @@ class Experiment:
                     correct = np.array(solved, dtype=np.float64)
                     oracle = np.array([graded.correct(i).any() for i in range(len(results))], dtype=np.float64)
                     pools.append(graded)
+                    label, scores = _label(name, n), scores_in_pool(graded.pool)
+                    scored = {} if aggregator is None or scores is None else {label: scores}
+                    selecting = {} if aggregator is None else {label: aggregator.value}
+                    controls[label] = measure_controls(graded, scored, selecting, (n,), num_pools)
                     points.append(
                         Point(
                             name, aggregator, n, mean_interval(correct, clusters), mean_interval(oracle, clusters),
@@ -214,9 +229,9 @@ class Experiment:
                             graded.pool.num_empty,
                         )
                     )  # fmt: skip
-        return points, pools
+        return points, pools, controls
 
-    def independent(self) -> tuple[list[Point], list[GradedPool]]:
+    def independent(self) -> tuple[list[Point], list[GradedPool], dict[str, Controls]]:
         """Sample once. One pool gives the expected accuracy for every n, and every PRM scores the same solutions."""
         most, prms = self.recipe.ns[-1], self.prms
         with self.open("") as workers:
@@ -256,7 +271,8 @@ class Experiment:
                         pool.num_empty,
                     )
                 )  # fmt: skip
-        return points, [graded]
+        selecting = {name: choice.value for name, choice in aggregators.items() if choice is not None}
+        return points, [graded], {_label("", most): measure_controls(graded, scores, selecting, self.recipe.ns)}
 
     def _search(
         self, workers: Workers[Searcher], prm: ScorerFacts, name: str, n: int

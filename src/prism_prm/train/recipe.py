@@ -231,8 +231,8 @@ class ValidationSettings:
     tpr: Annotated[float, Range(above=0, most=1)] = 0.9
     """The fraction of right steps that the saved threshold keeps."""
     aggregator: str = "min"
-    """The aggregator saved with every PRM, which turns step scores into a solution's score: last, min, product, mean or
-    soft-min. It replaces that of the base PRM, which is product for `qwen`."""
+    """The aggregator saved with every PRM, which turns step scores into a solution's score: last, min, product, mean,
+    soft-min or adjusted-min. It replaces that of the base PRM, which is product for `qwen`."""
 
     def __post_init__(self) -> None:
         check(self)

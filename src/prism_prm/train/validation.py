@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism_prm.aggregate import card_values, choose_threshold
-from prism_prm.arrays import Bools
+from prism_prm.arrays import Bools, Floats
 from prism_prm.console import Advance
 from prism_prm.data.pair_examples import Examples, Split, labeled_steps
 from prism_prm.errors import DataError
-from prism_prm.metrics import Ranking, fnr, fpr, pairwise_accuracy, sum_counts, threshold_for_tpr
+from prism_prm.evaluate.measure import AUROCS, measure_rankings
+from prism_prm.metrics import RANKINGS, fnr, fpr, pairwise_accuracy, sum_counts, threshold_for_tpr
 from prism_prm.scorer import sigmoid
+from prism_prm.stats import cluster_draws, number_clusters
 from prism_prm.store import ScoreStore, Share
 from prism_prm.train.batches import too_long
 from prism_prm.train.margins import score_examples
@@ -102,7 +104,7 @@ class Validation:
         half, chosen = (sum_counts(right, scores > cutoff) for cutoff in (0.5, threshold))
         result: dict[str, Any] = {
             "trees": len(np.unique(self.steps.tree)), "steps": len(right), "right_steps": int(right.sum()),
-            **self.left_out, **Ranking.of(right, scores).metrics(),
+            **self.left_out, **self.rankings(right, scores),
             "fpr_at_0.5": float(fpr(half)), "fnr_at_0.5": float(fnr(half)),
             "threshold": float(threshold), "fpr": float(fpr(chosen)), "fnr": float(fnr(chosen)),
         }  # fmt: skip
@@ -113,6 +115,21 @@ class Validation:
             for kind in sorted(set(self.kinds)):
                 result[f"pairwise_accuracy_{kind}"] = float(right_N[self.kinds == kind].mean())
         return result
+
+    def rankings(self, right: Bools, scores: Floats) -> dict[str, float]:
+        """Metrics that need no threshold; the AUROCs with the ends of their 95 % intervals over problems. Those without
+        data are left out: AUROC within prefix, if no prefix has a right and a wrong step."""
+        trees = self.steps.trees
+        nodes = list(zip(self.steps.tree.tolist(), self.steps.chosen.tolist(), strict=True))
+        prefixes, _ = number_clusters((tree, trees[tree].parents[node]) for tree, node in nodes)
+        problems, num_problems = number_clusters(trees[tree].problem for tree, _ in nodes)
+        draws, names = cluster_draws(num_problems), tuple({**AUROCS, **RANKINGS})
+        table = measure_rankings(right, scores, prefixes, problems, draws, names)
+        found = {name: measured.value for name, measured in table.items()}
+        for name in AUROCS:
+            ends = table[name].interval()
+            found |= {f"{name}_low": ends.low, f"{name}_high": ends.high}
+        return {name: value for name, value in found.items() if not np.isnan(value)}
 
 
 def best_round(results: Mapping[str, Mapping[str, Any]], criterion: str) -> str:

@@ -22,7 +22,18 @@ from prism_prm.data.formats import ReadOptions
 from prism_prm.data.inputs import decode, find_sources, rows
 from prism_prm.errors import DataError
 from prism_prm.evaluate.benchmarks import Benchmark, Item, ItemSet
-from prism_prm.evaluate.measure import Measured, Measurer, Steps, SubsetResult, Tables, all_rates, metric_rows, shown
+from prism_prm.evaluate.measure import (
+    RATES,
+    Measured,
+    Measurer,
+    Steps,
+    SubsetResult,
+    Tables,
+    all_rates,
+    known_aurocs,
+    metric_rows,
+    shown,
+)
 from prism_prm.report import Report, draw_groups, finish, number, percent
 
 TWINS = "correct"
@@ -165,18 +176,17 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
     pooled = "" if present == len(CLASSES) else f"; overall pools the {present} of {len(CLASSES)} available classes"
     rows = [[name, *_cells(subset.tables)] for name, subset in subsets.items()]
     report.table(headers, rows, caption=f"PRMScore by class and group, as the papers print it (%){pooled}")
+    columns = {key: RATES[key] for key in ("fpr", "fnr")} | known_aurocs(whole.groups.values())
     rows = [
         [
             f"{name} ({SHORT[name]})",
             shown(whole.tables["classes"][name]),
-            *(shown(whole.groups[name].get(metric)) for metric in ("fpr", "fnr", "auroc")),
+            *(shown(whole.groups[name].get(metric)) for metric in columns),
             number(sum(whole.group_counts[name].values())),
         ]
         for name in whole.tables["classes"]
     ]
-    report.table(
-        ["class", "PRMScore ↑", "FPR ↓", "FNR ↓", "AUROC ↑", "steps"], rows, caption="Classes with intervals (%)"
-    )
+    report.table(["class", "PRMScore ↑", *columns.values(), "steps"], rows, caption="Classes with intervals (%)")
     side = [subset.tables["side"] for subset in subsets.values()]
     report.table(["side metric", *subsets], metric_rows(SIDE, side), caption="Side metrics (%)")
 

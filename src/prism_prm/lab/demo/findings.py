@@ -16,7 +16,7 @@ from prism_prm.backends.policy import Sampling, open_policy
 from prism_prm.console import progress
 from prism_prm.data.pools import read_pool
 from prism_prm.data.tasks import TaskGrader
-from prism_prm.evaluate.measure import Measurer, Steps
+from prism_prm.evaluate.measure import AUROCS, Measurer, Steps
 from prism_prm.lab.demo.reinforcement import ANSWER, ORACLE, PolicyRun, Reinforcement
 from prism_prm.lab.demo.settings import ARMS, VALIDITY_BASE
 from prism_prm.lab.theory.closed_forms import best_of_n
@@ -127,6 +127,9 @@ class StepNumbers:
     """The metrics of one PRM on the test trees."""
 
     auroc: float
+    """Pooled."""
+    auroc_prefix: float
+    auroc_problem: float
     fpr: float
     fnr: float
     """Both on natural errors at threshold 0.5."""
@@ -146,12 +149,14 @@ class StepNumbers:
 def measure_steps(steps: Steps) -> StepNumbers:
     """The metrics of one PRM; the threshold for TPR 90 is fitted on the right steps of the natural test set."""
     natural = steps.only_groups([NATURAL])
-    ranked = Measurer(natural, 0.5, num_draws=1).rankings(names=("auroc",))
+    ranked = Measurer(natural, 0.5, num_draws=1).rankings(names=tuple(AUROCS))
     rates = Measurer(natural, 0.5, num_draws=1).rates()
     threshold = threshold_for_tpr(natural.right, natural.probability, TPR)
     by_group = Measurer(steps, threshold, num_draws=1).by_group()
     return StepNumbers(
         ranked["auroc"].value,
+        ranked["auroc_prefix"].value,
+        ranked["auroc_problem"].value,
         rates["fpr"].value,
         rates["fnr"].value,
         {group: table["fpr"].value for group, table in by_group.items()},
@@ -296,13 +301,15 @@ def title_of(prm: str) -> str:
 
 
 SUMMARY: dict[str, Callable[[StepNumbers], float]] = {
-    "AUROC ↑": lambda s: s.auroc,
+    "AUROC within prefix ↑": lambda s: s.auroc_prefix,
+    "AUROC within problem ↑": lambda s: s.auroc_problem,
+    "AUROC, pooled ↑": lambda s: s.auroc,
     "FPR at 0.5 ↓": lambda s: s.fpr,
     "FNR at 0.5 ↓": lambda s: s.fnr,
     "FPR at TPR 90 ↓": lambda s: s.natural,
     "injected errors: FPR at TPR 90 ↓": lambda s: s.perturbed,
 }
-"""The step metrics in the summary: header → value."""
+"""The step metrics in the summary: header → value. Those without data are left out: test solutions have no siblings."""
 
 
 def summary(
@@ -310,7 +317,11 @@ def summary(
 ) -> tuple[list[str], list[list[str]]]:
     """The summary table: headers and rows."""
     n_few, n_many = found.reference_ns
-    headers = ["PRM", *SUMMARY, f"Best-of-{n_few} ↑", f"Best-of-{n_many} ↑", f"weighted vote {n_many} ↑"]
+    by_title = {
+        title: [over_seeds(found.of_steps(prm, get, far=far)) for prm in found.prms] for title, get in SUMMARY.items()
+    }
+    by_title = {title: values for title, values in by_title.items() if not all(np.isnan(one.value) for one in values)}
+    headers = ["PRM", *by_title, f"Best-of-{n_few} ↑", f"Best-of-{n_many} ↑", f"weighted vote {n_many} ↑"]
     headers += [f"beam search {n} ↑" for n in GUIDED_NS]
     policies = {} if far else {run.prm: run for run in found.plain_runs}
     if policies:
@@ -327,8 +338,8 @@ def summary(
         return cells
 
     rows = []
-    for prm in found.prms:
-        cells = [show(over_seeds(found.of_steps(prm, get, far=far))) for get in SUMMARY.values()]
+    for i, prm in enumerate(found.prms):
+        cells = [show(values[i]) for values in by_title.values()]
         for method, n in (("best-of-n", n_few), ("best-of-n", n_many), ("weighted", n_many)):
             cells.append(show(over_seeds(found.of_pool(method, prm, n, far=far))))
         cells += [show(over_seeds(found.of_guided(prm, n, far=far))) for n in GUIDED_NS]

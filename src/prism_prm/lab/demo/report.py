@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.data.tables import iter_trees
-from prism_prm.evaluate.measure import histogram
+from prism_prm.evaluate.measure import AUROCS, histogram
 from prism_prm.evaluate.report import add_wrong_step, draw_distribution, find_wrong_step
 from prism_prm.lab.demo.findings import (
     BASE,
@@ -139,10 +139,10 @@ threshold that keeps 90 % of the right steps. {several if seeds > 1 else "One se
     rows = []
     for name in found.prms[1:]:
         for key, values in first.rounds[name].items():
-            cells = [percent(values.get(metric)) for metric in ("auroc", "fpr_at_tpr_90", "fpr_at_0.5", "fnr_at_0.5")]
+            cells = [percent(values.get(metric)) for metric in (*AUROCS, "fpr_at_tpr_90", "fpr_at_0.5", "fnr_at_0.5")]
             rows.append([f"{title_of(name)} · {key}", *cells])
     report.text("## Rounds\nValidation problems of the first seed; `0_base` is the PRM that training started from.")
-    headers = ["round", "AUROC ↑", "FPR at TPR 90 ↓", "FPR at 0.5 ↓", "FNR at 0.5 ↓"]
+    headers = ["round", *AUROCS.values(), "FPR at TPR 90 ↓", "FPR at 0.5 ↓", "FNR at 0.5 ↓"]
     report.table(headers, rows, caption="Validation by round (%)")
     _tabulate_best_of_n(found, report, far=False)
 
@@ -280,7 +280,14 @@ def _tabulate_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
 def _metrics(found: Findings) -> dict[str, Any]:
     def steps(numbers: Mapping[str, StepNumbers]) -> dict[str, Any]:
         return {
-            name: {"auroc": x.auroc, "fpr": x.fpr, "fnr": x.fnr, "fpr_at_tpr_90": x.fpr_at_tpr}
+            name: {
+                "auroc": x.auroc,
+                "auroc_prefix": x.auroc_prefix,
+                "auroc_problem": x.auroc_problem,
+                "fpr": x.fpr,
+                "fnr": x.fnr,
+                "fpr_at_tpr_90": x.fpr_at_tpr,
+            }
             for name, x in numbers.items()
         }
 
