@@ -156,27 +156,28 @@ def test_error_curve_is_strict(rows: list[tuple[bool, int]], threshold: float) -
 
 
 @given(scored_steps, st.floats(0.01, 1.0))
-def test_threshold_for_tpr_is_the_highest_that_keeps_enough(rows: list[tuple[bool, int]], target: float) -> None:
+def test_threshold_for_a_tpr_is_the_highest_that_keeps_enough(rows: list[tuple[bool, int]], target: float) -> None:
     right, scores = np.array([r for r, _ in rows]), np.array([s / 8 for _, s in rows])
-    threshold = metrics.threshold_for_tpr(right, scores, target)
+    threshold = metrics.Ranking.of(right, scores).threshold(metrics.Target("tpr", target))
     assert np.mean(scores[right] > threshold) >= target - 1e-9
     higher = scores[scores > threshold].min()
     assert np.mean(scores[right] > higher) < target, "the next higher cut keeps too few"
 
 
 @pytest.mark.parametrize("start", [0.0, 0.1, 0.9999999, 1e-310, -30.0])
-def test_threshold_for_tpr_between_scores_that_have_no_number_between_them(start: float) -> None:
+def test_threshold_for_a_tpr_between_scores_that_have_no_number_between_them(start: float) -> None:
     scores = [start]
     for _ in range(9):
         scores.append(float(np.nextafter(scores[-1], np.inf)))
     right = np.ones(10, bool)
     for kept in range(1, 11):
-        threshold = metrics.threshold_for_tpr(right, np.array(scores), kept / 10)
+        threshold = metrics.Ranking.of(right, np.array(scores)).threshold(metrics.Target("tpr", kept / 10))
         assert np.sum(np.array(scores) > threshold) == kept
 
 
-def test_threshold_for_tpr_without_right_steps() -> None:
-    assert math.isnan(metrics.threshold_for_tpr(np.array([False]), np.array([0.5]), 0.9))
+def test_threshold_for_a_tpr_without_right_steps() -> None:
+    ranking = metrics.Ranking.of(np.array([False]), np.array([0.5]))
+    assert math.isnan(ranking.threshold(metrics.Target("tpr", 0.9)))
 
 
 def test_calibration_error_by_hand() -> None:
