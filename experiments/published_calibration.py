@@ -52,7 +52,8 @@ def main() -> None:
 
 def write_inputs(source: Path, folder: Path) -> None:
     """Write steps.jsonl and predictions.jsonl of one PRM."""
-    data, predictions = [], []
+    data: list[dict[str, object]] = []
+    predictions: list[dict[str, object]] = []
     for split in ("gsm8k", "math"):
         stored = json.loads((source / f"{split}.json").read_text(encoding="utf-8"))
         right, scores = stored["y_true_step_level"], stored["y_pred_step_level"]

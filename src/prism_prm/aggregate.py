@@ -152,6 +152,8 @@ def choose_aggregator(given: str | None, card: CardValues | None) -> Choice[str]
     """The aggregator that was given, else that of the card, else the default."""
     choice = _choose(given, None if card is None else card.aggregator, DEFAULT_AGGREGATOR)
     check_aggregator(choice.value)
+    if card is not None and card.calibration is not None and card.calibration.method != "none":
+        return Choice(choice.value, f"{choice.origin}, of scores calibrated on {card.calibration.on}")
     return choice
 
 

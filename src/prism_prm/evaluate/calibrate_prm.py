@@ -346,11 +346,11 @@ def finding(found: CalibrationResult) -> str:
         tpr, fpr, error = (shown(table[name]) for name in ("tpr", "fpr", "calibration_error"))
         return f"TPR {tpr} %, FPR {fpr} %, calibration error {error} %"
 
-    said = (
+    sentence = (
         f"Threshold {found.shown_threshold()} for {calibration.target}, calibrated on "
         f"{escaped(calibration.on)}. Own scores at {CHANCE:g}: {rates(found.before)}."
     )
-    return f"{said} Calibrated, on problems not fitted: {rates(found.after)}." if found.after else said
+    return f"{sentence} Calibrated, on problems not fitted: {rates(found.after)}." if found.after else sentence
 
 
 def calibrate_steps(
