@@ -37,6 +37,7 @@ from prism_prm.job import Job
 from prism_prm.metrics import TARGETS, Ranking, Target, parse_target, ratio
 from prism_prm.models.card import CALIBRATION_FILE, CARD_FILE, prm_folder, read_card, rewrite_card
 from prism_prm.models.model_files import CONFIG_FILE, is_adapter
+from prism_prm.paths import is_hub_id
 from prism_prm.report import Report, escaped, signed_percent
 from prism_prm.stats import NUM_DRAWS, SEED, Interval, interval
 
@@ -160,6 +161,8 @@ def calibrate_prm(
         bench, data, split = measured.bench, measured.files, measured.split
     bench = bench or "labeled"
     find_benchmark(bench)
+    if prm is not None and not is_hub_id(str(prm)):  # a mistyped folder is not a PRM without a card
+        check_scorer(prm, options)
     source: Scorer | str | Path | None = prm if measured is None else measured.source
     folder = _folder_with_card(source) if isinstance(source, str | Path) else None
     if out is None and folder is None:
