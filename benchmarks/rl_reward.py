@@ -21,7 +21,7 @@ import torch
 from _real_trees import small_prm
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm import PRM, PRMReward, StepTree, read_pool
-from prism_prm.scorer import sigmoid
+from prism_prm.calibration import sigmoid
 from prism_prm.steps import cut_steps
 
 Sequences = Sequence[tuple[list[int], list[int]]]

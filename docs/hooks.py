@@ -43,7 +43,8 @@ PYTHON_API = {
         "lookahead_pairs export_pairs"
     ),
     "Train": "train_prm Recipe load_recipe measure_margins plan_run Cluster ScoringJob",
-    "Evaluate": "evaluate_prm EvalSettings evaluate_steps read_benchmark compare_runs compare_rates Report",
+    "Evaluate": "evaluate_prm EvalSettings evaluate_steps read_benchmark calibrate_prm CalibrateSettings "
+    "calibrate_steps compare_runs compare_rates Report",
     "Re-rank": (
         "rerank_pool RerankSettings read_pool best_of_n majority_vote weighted_vote extract_answer Judge load_task"
     ),

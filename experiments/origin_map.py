@@ -38,7 +38,7 @@ from prism_prm.lab.world.build import FORMAT, World, build_world, world_settings
 from prism_prm.lab.world.policy import PRM_SETTINGS
 from prism_prm.lab.world.trees import let_errors_pass
 from prism_prm.losses import Objective
-from prism_prm.metrics import Ranking, calibration_error, calibration_gaps, fnr, fpr, sum_counts, threshold_for_tpr
+from prism_prm.metrics import Ranking, Target, calibration_error, calibration_gaps, fnr, fpr, sum_counts
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.models.prm import PRM, pair_cost
 from prism_prm.train.batches import RowLimits, batch_maker
@@ -196,14 +196,15 @@ def errors(right: Bools, probability: Floats) -> dict[str, float]:
     """The errors of scores."""
     counts = sum_counts(right, probability > 0.5)
     gaps = calibration_gaps(right, probability)
-    ranking = Ranking.of(right, probability).metrics()
+    ranking = Ranking.of(right, probability)
+    ranked = ranking.metrics()
     return {
         "fpr": float(fpr(counts)),
         "fnr": float(fnr(counts)),
-        "fpr_at_tpr_90": ranking["fpr_at_tpr_90"],
-        "auroc": ranking["auroc"],
+        "fpr_at_tpr_90": ranked["fpr_at_tpr_90"],
+        "auroc": ranked["auroc"],
         "ece": float(calibration_error(gaps.sum(axis=0), np.array(len(right)))),
-        "threshold_for_tpr_90": threshold_for_tpr(right, probability, 0.9),
+        "threshold_for_tpr_90": ranking.threshold(Target("tpr", 0.9)),
     }
 
 

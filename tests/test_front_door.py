@@ -30,7 +30,7 @@ VERBS = {
     "pairs": "build_pairs", "export": "export_pairs", "score": "score_files", "train": "train_prm",
     "eval": "evaluate_prm", "compare": "compare_runs", "theory": "report_theory", "rerank": "rerank_pool",
     "search": "search_task", "grpo": "train_policy", "demo": "run_demo", "label": "label_task", "serve": "serve_prms",
-    "view": "view_results",
+    "view": "view_results", "calibrate": "calibrate_prm",
 }  # fmt: skip
 """Command → the function that it wraps."""
 

@@ -156,27 +156,96 @@ def test_error_curve_is_strict(rows: list[tuple[bool, int]], threshold: float) -
 
 
 @given(scored_steps, st.floats(0.01, 1.0))
-def test_threshold_for_tpr_is_the_highest_that_keeps_enough(rows: list[tuple[bool, int]], target: float) -> None:
+def test_threshold_for_a_tpr_is_the_highest_that_keeps_enough(rows: list[tuple[bool, int]], target: float) -> None:
     right, scores = np.array([r for r, _ in rows]), np.array([s / 8 for _, s in rows])
-    threshold = metrics.threshold_for_tpr(right, scores, target)
+    threshold = metrics.Ranking.of(right, scores).threshold(metrics.Target("tpr", target))
     assert np.mean(scores[right] > threshold) >= target - 1e-9
     higher = scores[scores > threshold].min()
     assert np.mean(scores[right] > higher) < target, "the next higher cut keeps too few"
 
 
 @pytest.mark.parametrize("start", [0.0, 0.1, 0.9999999, 1e-310, -30.0])
-def test_threshold_for_tpr_between_scores_that_have_no_number_between_them(start: float) -> None:
+def test_threshold_for_a_tpr_between_scores_that_have_no_number_between_them(start: float) -> None:
     scores = [start]
     for _ in range(9):
         scores.append(float(np.nextafter(scores[-1], np.inf)))
     right = np.ones(10, bool)
     for kept in range(1, 11):
-        threshold = metrics.threshold_for_tpr(right, np.array(scores), kept / 10)
+        threshold = metrics.Ranking.of(right, np.array(scores)).threshold(metrics.Target("tpr", kept / 10))
         assert np.sum(np.array(scores) > threshold) == kept
 
 
-def test_threshold_for_tpr_without_right_steps() -> None:
-    assert math.isnan(metrics.threshold_for_tpr(np.array([False]), np.array([0.5]), 0.9))
+def test_threshold_for_a_tpr_without_right_steps() -> None:
+    ranking = metrics.Ranking.of(np.array([False]), np.array([0.5]))
+    assert math.isnan(ranking.threshold(metrics.Target("tpr", 0.9)))
+
+
+TARGETS = ("tpr=0.7", "fpr=0.3", "f1", "prm-score", "cost=3:1", "cost=1:4")
+
+
+@given(scored_steps, st.sampled_from(TARGETS))
+def test_a_threshold_for_a_target_is_the_best_of_all(rows: list[tuple[bool, int]], text: str) -> None:
+    right, scores = np.array([r for r, _ in rows]), np.array([s / 8 for _, s in rows])
+    target = metrics.parse_target(text)
+    threshold = metrics.Ranking.of(right, scores).threshold(target)
+    if right.all() or not right.any():
+        return
+    tried = {cut: metrics.sum_counts(right, scores > cut) for cut in [*np.unique(scores).tolist(), -1.0]}
+    found = metrics.sum_counts(right, scores > threshold)
+    _, fp, _, fn = found
+    if target.metric == "tpr":
+        enough = [cut for cut, (tp, _, _, fn) in tried.items() if tp / (tp + fn) >= 0.7]
+        assert found.tolist() == tried[max(enough)].tolist()
+    elif target.metric == "fpr":
+        few = [cut for cut, (_, fp, tn, _) in tried.items() if fp / (fp + tn) <= 0.3 + 1e-9]
+        assert found.tolist() == tried[min(few)].tolist()
+    elif target.metric == "cost":
+        costs = [target.cost_fp * fp + target.cost_fn * fn for _, fp, _, fn in tried.values()]
+        assert target.cost_fp * fp + target.cost_fn * fn == min(costs)
+    else:
+        score = {"f1": metrics.f1, "prm-score": metrics.prmbench_score}[target.metric]
+        assert float(score(found)) == pytest.approx(max(float(score(counts)) for counts in tried.values()))
+
+
+def test_thresholds_by_hand() -> None:
+    ranking = metrics.Ranking.of(np.array([1, 1, 0, 1, 0, 0], bool), np.array([0.9, 0.8, 0.7, 0.6, 0.3, 0.2]))
+    found = {text: ranking.threshold(metrics.parse_target(text)) for text in
+             ("tpr=0.6", "tpr=0.9", "fpr=0.1", "fpr=0.4", "f1", "prm-score", "cost=5:1", "cost=1:5")}  # fmt: skip
+    assert found == pytest.approx(
+        {"tpr=0.6": 0.75, "tpr=0.9": 0.45, "fpr=0.1": 0.75, "fpr=0.4": 0.45, "f1": 0.45, "prm-score": 0.75,
+         "cost=5:1": 0.75, "cost=1:5": 0.45}
+    )  # fmt: skip
+
+
+def test_a_weight_of_a_step_is_that_many_steps() -> None:
+    right, scores = np.array([1, 0, 1, 0, 1], bool), np.array([0.9, 0.7, 0.6, 0.4, 0.1])
+    weights = np.array([1, 3, 0, 2, 4])
+    ranking = metrics.Ranking.of(right, scores)
+    repeated = metrics.Ranking.of(np.repeat(right, weights), np.repeat(scores, weights))
+    for text in TARGETS:
+        target = metrics.parse_target(text)
+        weighted, plain = ranking.threshold(target, weights[ranking.order]), repeated.threshold(target)
+        assert (scores > weighted)[weights > 0].tolist() == (scores > plain)[weights > 0].tolist()
+
+
+@pytest.mark.parametrize("text", ["", "x", "tpr", "tpr=", "tpr=0", "tpr=1", "tpr=90", "fpr=nan", "f1=0.9", "cost",
+                                  "cost=1", "cost=0:1", "cost=1:-1", "cost=1:inf", "cost=1:2:3"])  # fmt: skip
+def test_a_senseless_target(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must be|takes no value"):
+        metrics.parse_target(text)
+
+
+@pytest.mark.parametrize("text", ["tpr=0.9", "fpr=0.05", "f1", "prm-score", "cost=5:1"])
+def test_a_target_reads_as_it_was_written(text: str) -> None:
+    assert str(metrics.parse_target(text)) == text
+
+
+def test_reliability_by_hand() -> None:
+    right, probability = np.array([1, 0, 1, 1], bool), np.array([0.05, 0.01, 0.81, 0.89])
+    found = metrics.reliability(right, probability)
+    assert found["steps"] == [2, 2]
+    assert found["right"] == [0.5, 1.0]
+    assert found["probability"] == pytest.approx([0.03, 0.85])
 
 
 def test_calibration_error_by_hand() -> None:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from prism_prm.errors import ModelError as ModelError
     from prism_prm.errors import PrismError as PrismError
     from prism_prm.evaluate.benchmarks import read_benchmark as read_benchmark
+    from prism_prm.evaluate.calibrate_prm import CalibrateSettings as CalibrateSettings
+    from prism_prm.evaluate.calibrate_prm import calibrate_prm as calibrate_prm
+    from prism_prm.evaluate.calibrate_prm import calibrate_steps as calibrate_steps
     from prism_prm.evaluate.compare import compare_runs as compare_runs
     from prism_prm.evaluate.compare_rates import compare_rates as compare_rates
     from prism_prm.evaluate.evaluate_prm import EvalSettings as EvalSettings
@@ -89,6 +92,7 @@ __version__ = "0.2.0"
 
 _EXPORTS = {
     "PrmOptions": "prism_prm.backends.open_scorer",
+    "CalibrateSettings": "prism_prm.evaluate.calibrate_prm",
     "Cluster": "prism_prm.plan.costs",
     "ConfigError": "prism_prm.errors",
     "CriticSettings": "prism_prm.backends.critic_settings",
@@ -126,6 +130,8 @@ _EXPORTS = {
     "annotated_pairs": "prism_prm.data.pair_rules",
     "best_of_n": "prism_prm.search.select",
     "build_pairs": "prism_prm.data.build_pairs",
+    "calibrate_prm": "prism_prm.evaluate.calibrate_prm",
+    "calibrate_steps": "prism_prm.evaluate.calibrate_prm",
     "compare_rates": "prism_prm.evaluate.compare_rates",
     "compare_runs": "prism_prm.evaluate.compare",
     "evaluate_prm": "prism_prm.evaluate.evaluate_prm",

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from prism_prm.arrays import Floats
+from prism_prm.calibration import Calibration
 from prism_prm.errors import ConfigError, DataError
 
 SOFT_MIN_TEMPERATURE = 0.1
@@ -120,6 +121,8 @@ class CardValues:
     threshold: float = DEFAULT_THRESHOLD
     redundancy_threshold: float | None = None
     """Set by the formats of critics only."""
+    calibration: Calibration | None = None
+    """How the threshold was chosen, and the map to calibrated probabilities; None if `prism calibrate` was not run."""
 
 
 class CardLike(Protocol):
@@ -130,6 +133,9 @@ class CardLike(Protocol):
 
     @property
     def threshold(self) -> float: ...
+
+    @property
+    def calibration(self) -> Calibration | None: ...
 
 
 class HasCard(Protocol):
@@ -142,19 +148,31 @@ class HasCard(Protocol):
 def card_values(scorer: HasCard | None) -> CardValues | None:
     """The card values of a scorer; None if it has no card."""
     card = None if scorer is None else scorer.card
-    return card if card is None or isinstance(card, CardValues) else CardValues(card.aggregator, card.threshold)
+    if card is None or isinstance(card, CardValues):
+        return card
+    return CardValues(card.aggregator, card.threshold, calibration=card.calibration)
+
+
+def calibration_of(scorer: HasCard) -> Calibration | None:
+    """The calibration of a scorer; None if it has none."""
+    return None if scorer.card is None else scorer.card.calibration
 
 
 def choose_aggregator(given: str | None, card: CardValues | None) -> Choice[str]:
     """The aggregator that was given, else that of the card, else the default."""
     choice = _choose(given, None if card is None else card.aggregator, DEFAULT_AGGREGATOR)
     check_aggregator(choice.value)
+    if card is not None and card.calibration is not None and card.calibration.method != "none":
+        return Choice(choice.value, f"{choice.origin}, of scores calibrated on {card.calibration.on}")
     return choice
 
 
 def choose_threshold(given: float | None, card: CardValues | None) -> Choice[float]:
     """The threshold above which a step counts as right: given, of the card, or the default."""
-    return _choose(given, None if card is None else card.threshold, DEFAULT_THRESHOLD)
+    choice = _choose(given, None if card is None else card.threshold, DEFAULT_THRESHOLD)
+    if given is None and card is not None and card.calibration is not None:
+        return Choice(choice.value, f"{choice.origin}, calibrated on {card.calibration.on}")
+    return choice
 
 
 def _choose(given: T | None, of_card: T | None, default: T) -> Choice[T]:

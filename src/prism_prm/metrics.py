@@ -124,6 +124,17 @@ def calibration_error(gap_sums: Floats, num_steps: Floats) -> Floats:
     return ratio(np.abs(gap_sums).sum(axis=-1), num_steps)
 
 
+def reliability(right: Bools, probability: Floats, num_bins: int = 10) -> dict[str, list[float]]:
+    """Mean probability, share of right steps and number of steps in each bin of equal width that has steps."""
+    column = np.minimum((probability * num_bins).astype(np.int64), num_bins - 1)
+    steps = np.bincount(column, minlength=num_bins)
+    used = steps > 0
+    means = (np.bincount(column, weights, num_bins)[used] / steps[used] for weights in (probability, right))
+    return dict(zip(("probability", "right"), (mean.tolist() for mean in means), strict=True)) | {
+        "steps": steps[used].tolist()
+    }
+
+
 # Rankings: ties count half. Steps are sorted once. A bootstrap draw is then a weight per step, and every metric is a
 # function of the weighted cumulative counts of right and wrong steps, from the highest score down.
 
@@ -172,6 +183,73 @@ RANKINGS: dict[str, Callable[[Floats, Floats], float]] = {
     "fpr_at_tpr_95": _fpr_at(0.95),
 }
 """Name → function of cumulative right and wrong steps (starting with 0) at thresholds from high to low."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a threshold is chosen for; `parse_target` reads one."""
+
+    metric: str
+    """One of TARGETS."""
+    value: float = 0.0
+    """The rate to reach, for tpr and fpr."""
+    cost_fp: float = 1.0
+    """The cost of a wrong step that is judged good."""
+    cost_fn: float = 1.0
+    """The cost of a right step that is judged bad."""
+
+    def __str__(self) -> str:
+        if self.metric == "cost":
+            return f"cost={self.cost_fp:g}:{self.cost_fn:g}"
+        return f"{self.metric}={self.value:g}" if self.metric in ("tpr", "fpr") else self.metric
+
+    def cut(self, tp: Floats, fp: Floats) -> int:
+        """How many distinct scores are judged good, given the right and wrong steps at or above each (0, 0 first).
+
+        For a TPR the fewest that reach it, for an FPR the most that stay within it. Of equally good cuts the first,
+        which has the highest threshold.
+        """
+        if self.metric == "tpr":
+            return int(np.searchsorted(tp, max(1, np.ceil(self.value * tp[-1] - 1e-9))))
+        if self.metric == "fpr":
+            return int(np.searchsorted(fp, np.floor(self.value * fp[-1] + 1e-9), side="right")) - 1
+        counts = np.stack([tp, fp, fp[-1] - fp, tp[-1] - tp], axis=-1)
+        return int(np.argmax(np.round(TARGETS[self.metric](counts, self), 12)))
+
+
+TARGETS: dict[str, Callable[[Floats, Target], Floats]] = {
+    "tpr": lambda counts, _: 1 - fnr(counts),
+    "fpr": lambda counts, _: -fpr(counts),
+    "f1": lambda counts, _: f1(counts),
+    "prm-score": lambda counts, _: prmbench_score(counts),
+    "cost": lambda counts, target: -(target.cost_fp * counts[..., FP] + target.cost_fn * counts[..., FN]),
+}
+"""What a threshold can be chosen for → a function of counts (..., 4), of which more is better."""
+
+
+def parse_target(text: str) -> Target:
+    """Read tpr=0.9, fpr=0.1, f1, prm-score or cost=FP:FN. Raises ValueError with the reason."""
+    metric, equals, value = (part.strip() for part in text.partition("="))
+    if metric not in TARGETS:
+        raise ValueError("must be one of tpr=X, fpr=X, f1, prm-score and cost=FP:FN")
+    if metric in ("f1", "prm-score"):
+        if equals:
+            raise ValueError(f"{metric} is made as high as possible and takes no value")
+        return Target(metric)
+    try:
+        numbers = [float(number) for number in value.split(":")]
+    except ValueError:
+        numbers = []
+    if metric == "cost":
+        if len(numbers) != 2 or not all(0 < number < np.inf for number in numbers):
+            raise ValueError(
+                "the costs must be two positive numbers, of a wrong step judged good and of a right step judged bad, "
+                "e.g. cost=5:1"
+            )
+        return Target(metric, 0.0, *numbers)
+    if len(numbers) != 1 or not 0 < numbers[0] < 1:
+        raise ValueError(f"the rate must be a number between 0 and 1, e.g. {metric}=0.9")
+    return Target(metric, numbers[0])
 
 
 @dataclass(frozen=True)
@@ -231,6 +309,26 @@ class Ranking:
         with np.errstate(invalid="ignore", divide="ignore"):
             return fp[above] / fp[-1], 1 - tp[above] / tp[-1]
 
+    def threshold(self, target: Target, weights: Ints | None = None) -> float:
+        """The threshold for a target; NaN without the steps that it needs. Weights are per SORTED step.
+
+        It lies halfway between two observed scores, so that it does not depend on the last bit of either; if no number
+        lies between them, it is the lower one.
+        """
+        if not len(self.order):
+            return float("nan")
+        tp, fp = self.cumulative(weights)
+        if not {"tpr": tp[-1], "fpr": fp[-1]}.get(target.metric, min(tp[-1], fp[-1])):
+            return float("nan")
+        cut = target.cut(tp, fp)
+        if cut == 0:
+            return float(self.scores[0])
+        lowest_good = self.scores[cut - 1]
+        if cut == len(self.scores):
+            return float(np.nextafter(lowest_good, -np.inf))
+        middle = (lowest_good + self.scores[cut]) / 2
+        return float(middle if middle < lowest_good else self.scores[cut])
+
 
 def ranked_pairs(right: Bools, scores: Floats, groups: Ints, num_groups: int) -> Floats:
     """(groups, 2): how many pairs of a right and a wrong step of the same group are ranked right (ties count half), and
@@ -245,25 +343,6 @@ def ranked_pairs(right: Bools, scores: Floats, groups: Ints, num_groups: int) ->
     )
     ranks -= num_right * (np.cumsum(size) - size)  # ranks within the group
     return np.stack([ranks - num_right * (num_right + 1) / 2, num_right * (size - num_right)], axis=1)
-
-
-def threshold_for_tpr(right: Bools, scores: Floats, target: float) -> float:
-    """The highest threshold at which at least `target` of the right steps score above it; NaN without right steps.
-
-    It lies halfway between two observed scores, so that it does not depend on the last bit of either; if no number
-    lies between them, it is the lower one.
-    """
-    positives = np.sort(scores[right])[::-1]
-    if len(positives) == 0:
-        return float("nan")
-    needed = max(1, int(np.ceil(target * len(positives) - 1e-9)))
-    lowest_kept = positives[needed - 1]
-    others = scores[scores < lowest_kept]
-    if len(others) == 0:
-        return float(np.nextafter(lowest_kept, -np.inf))
-    below = others.max()
-    middle = (lowest_kept + below) / 2
-    return float(middle if middle < lowest_kept else below)
 
 
 def pairwise_accuracy(chosen: Floats, rejected: Floats) -> Floats:

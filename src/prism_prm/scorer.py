@@ -7,6 +7,7 @@ your own, implement `identity`, `score_trees` and `count_tokens`, and override t
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 
 from prism_prm.aggregate import CardLike, card_values, choose_aggregator, solution_score
+from prism_prm.calibration import Calibration, right_probability, sigmoid
 from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.job import Workers
@@ -63,12 +65,6 @@ def _no_solution(number: int, found: str) -> DataError:
     return DataError(f"solution {number}: expected {expected}, found {found}", reason="wrong-type")
 
 
-def sigmoid(log_odds: np.ndarray) -> np.ndarray:
-    """The probabilities of log-odds, without overflow."""
-    small = np.exp(-np.abs(log_odds))
-    return np.asarray(np.where(log_odds >= 0, 1.0, small) / (1.0 + small))
-
-
 @dataclass(frozen=True, slots=True)
 class TreeScores:
     """The scores of one tree, one row per node.
@@ -82,11 +78,13 @@ class TreeScores:
     """Nodes whose path exceeds the context: not scored, or scored without their earliest steps."""
     unjudged: tuple[int, ...] = ()
     """Requested nodes on which a critic gave no verdict; their scores are NaN."""
+    calibration: Calibration | None = None
+    """The PRM's calibration, which `probability` applies; log-odds are always the model's own."""
 
     @property
     def probability(self) -> np.ndarray:
-        """P(the step is right) of each node."""
-        return sigmoid(self.log_odds_NO[:, 0])
+        """P(the step is right) of each node, calibrated if the PRM is."""
+        return right_probability(self.log_odds_NO[:, 0], self.calibration)
 
     def named(self, output: str) -> np.ndarray:
         """The probability of one named output, such as ReasonEval's redundancy, for each node."""
@@ -109,11 +107,11 @@ class ScoredStep(Protocol):
 
     @property
     def probability(self) -> float:
-        """P(the step is right); NaN if it was too long to score."""
+        """P(the step is right), calibrated if the PRM is; NaN if it was too long to score."""
 
     @property
     def log_odds(self) -> tuple[float, ...]:
-        """The named log-odds behind it."""
+        """The model's own named log-odds."""
 
     @property
     def num_tokens(self) -> int:
@@ -166,7 +164,7 @@ class Scorer(ABC):
     on_too_long: str = "error"
     """What to do with a step beyond the context: "error", "drop-left-steps" or "skip" (NaN)."""
     card: CardLike | None = None
-    """Provides the default aggregator and threshold."""
+    """Provides the default aggregator and threshold, and the calibration."""
     reads_whole_solutions: bool = False
     """Whether the score of a step depends on later steps."""
     judges_every_step: bool = True
@@ -306,11 +304,8 @@ class PathStep:
     depth: int
     num_tokens: int
     log_odds: tuple[float, ...] = ()
-
-    @property
-    def probability(self) -> float:
-        """P(the step is right)."""
-        return float(sigmoid(np.asarray(self.log_odds[0])))
+    probability: float = math.nan
+    """P(the step is right)."""
 
     def steps(self) -> list[str]:
         """The texts from the first step to here."""
@@ -341,7 +336,7 @@ class PathSession(StepSession[PathStep]):
         chains = [StepTree.chain(self.problems[node.problem], node.steps()) for node in new.values()]
         scores = self.scorer.score_trees(chains, [[node.depth] for node in new.values()])
         for node, chain, found in zip(new.values(), chains, scores, strict=True):
-            node.log_odds = tuple(found.log_odds_NO[-1].tolist())
+            node.log_odds, node.probability = tuple(found.log_odds_NO[-1].tolist()), float(found.probability[-1])
             reads_all = self.scorer.reads_whole_solutions  # then the prefix is read again
             before = 0 if reads_all else self.scorer.count_tokens(StepTree.chain(chain.problem, chain.nodes[:-1]))
             node.num_tokens = self.scorer.count_tokens(chain) - before

@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prism_prm.aggregate import calibration_of
 from prism_prm.console import Advance, ignore, say
 from prism_prm.errors import DataError
 from prism_prm.file_types import fitted, reading_parquet
@@ -252,14 +253,14 @@ class ScoreStore:
         """The scores of a chunk; all its keys must be in the store."""
         is_there_N, records_N = self._index.find(chunk.keys_N)
         assert is_there_N.all(), "requests are filled before they are read"
-        found, start = [], 0
+        found, start, calibration = [], 0, calibration_of(self._given)
         for request in chunk.requests:
             nodes, own = np.array(request.nodes, np.int64), records_N[start : start + len(request.nodes)]
             start += len(nodes)
             log_odds_NO = np.full((len(request.tree.nodes), len(self.outputs)), np.nan)
             log_odds_NO[nodes] = own["log_odds"]
             too_long, unjudged = (tuple(nodes[own[why]].tolist()) for why in ("too_long", "unjudged"))
-            found.append(TreeScores(self.outputs, log_odds_NO, too_long, unjudged))
+            found.append(TreeScores(self.outputs, log_odds_NO, too_long, unjudged, calibration))
         return found
 
     # --- files ---

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 from bad_rows import Row
-from valid_inputs import COMMANDS
+from valid_inputs import COMMANDS, write_records
 
 HUGE = "1" + "0" * 30
 
@@ -31,6 +33,20 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("eval", "--set", "num_draws=99", ("100",)),
     ("eval", "--set", "holdout=1", ("above 0",)),
     ("eval", "--device", "nonsense", ("cpu",)),
+    *(("calibrate", "--target", value, ("tpr=", "f1")) for value in ("nonsense", "0.9")),
+    *(("calibrate", "--target", value, ("--target", "0.9")) for value in ("tpr=90", "fpr=0", "tpr=x")),
+    ("calibrate", "--target", "f1=0.9", ("takes no value",)),
+    *(("calibrate", "--target", value, ("two positive numbers", "5:1")) for value in ("cost=1", "cost=0:1")),
+    ("calibrate", "--method", "nonsense", ("isotonic",)),
+    ("calibrate", "--bench", "nonsense", ("processbench",)),
+    ("calibrate", "--data", "nowhere.jsonl", ()),
+    ("calibrate", "--trained-on", "nowhere.jsonl", ()),
+    ("calibrate", "--trained-on", "stepwise.jsonl", ("trained on 1 of the problems",)),
+    ("calibrate", "--set", "folds=1", ("2",)),
+    ("calibrate run", "--run", "nowhere", ("prism eval",)),
+    ("calibrate run", "--run", "pairs", ("prism eval",)),
+    ("calibrate run", "--bench", "prmbench", ("processbench",)),
+    *(("score", "--set", f"load.calibration={place}", ("prism calibrate",)) for place in ("nowhere", "prm/prism.json")),
     *(("rerank", "-n", value, ()) for value in ("0", "x", "1,x", HUGE, "99")),
     ("rerank", "--aggregators", "nonsense", ("min",)),
     ("rerank", "--set", "extract=nonsense", ("boxed",)),
@@ -80,6 +96,9 @@ CONTRADICTIONS = [
     ("score", ("--nonsense",), ("--nonsense",)),
     ("eval", ("--scores", "scores.parquet"), ("--scores", "--prm")),
     ("eval", ("--predictions", "predictions.jsonl"), ("--predictions", "--prm")),
+    ("calibrate", ("--predictions", "predictions.jsonl"), ("--predictions", "--prm")),
+    ("calibrate", ("--prm", "critic:openai:http://localhost:1"), ("critic", "--target-tpr")),
+    ("calibrate run", ("--data", "processbench.jsonl"), ("--run", "--data")),
     ("compare", ("--prevalence", "0.5"), ("prevalence", "--rates")),
     ("compare", ("--rates",), ("--rates a=eval", "NAME=TPR,FPR")),
     ("compare rates", ("--rounds",), ("--rounds", "--rates")),
@@ -95,9 +114,23 @@ CONTRADICTIONS = [
 """(command, options, words): options that do not exist, or do not go together."""
 
 
+def _write_labels(label: bool, folder: Path) -> None:
+    row = {"prompt": "What is 1 + 1 + 1?", "completions": ["1 + 1 = 2", "2 + 1 = 3"], "labels": [label, label]}
+    write_records(folder / "one-class.jsonl", [row])
+
+
 def rows() -> Iterator[Row]:
     for name, flag, value, more in WORDS:
         found = re.split(r"[,\n:=]", value)[-1:]
         yield Row(f"{name} {flag} {value!r}", (*COMMANDS[name], flag, value), (*found, *more))
+    without_out = ("calibrate", "--bench", "processbench", "--data", "processbench.jsonl", "--target", "f1")
+    for option, place in (("--prm", "some/hub-prm"), ("--prm", "prism:http://localhost:1"), ("--prm", "policy"),
+                          ("--predictions", "predictions.jsonl")):  # fmt: skip
+        words = (place if option == "--prm" else option, "--out", "calibration.json")
+        yield Row(f"calibrate {option} {place} without --out", (*without_out, option, place), words)
+    one_class = ("calibrate", "--prm", "prm", "--data", "one-class.jsonl", "--target", "f1")
+    for label, only in ((True, "right"), (False, "wrong")):
+        change = partial(_write_labels, label)
+        yield Row(f"calibrate: only {only} steps", one_class, ("one-class.jsonl", f"only {only} steps"), change)
     for name, given, words in CONTRADICTIONS:
         yield Row(f"{name} {' '.join(given)}", (*COMMANDS[name], *given), words)

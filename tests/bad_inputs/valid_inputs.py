@@ -126,6 +126,11 @@ COMMANDS: dict[str, list[str]] = {
     "eval labeled": ["eval", "--prm", "prm", "--bench", "labeled", "--data", "prm800k.jsonl", "--out", "out"],
     "eval prmbench": ["eval", "--prm", "prm", "--bench", "prmbench", "--data", "prmbench.jsonl", "--out", "out"],
     "eval pairs": ["eval", "--prm", "prm", "--bench", "pairs", "--data", "pairs", "--out", "out"],
+    "calibrate": [
+        "calibrate", "--prm", "prm", "--bench", "processbench", "--data", "processbench.jsonl", "--target", "f1",
+        "--out", "out",
+    ],
+    "calibrate run": ["calibrate", "--run", "eval", "--target", "f1", "--out", "out"],
     "compare": ["compare", "a=eval", "b=eval2", "--out", "out"],
     "compare rates": ["compare", "--rates", "a=95.36,69.34", "b=87.3,47.13", "--out", "out"],
     "theory": ["theory", "--no-simulate", "--out", "out"],

@@ -19,10 +19,10 @@ from tokenizers.models import BPE
 from transformers import Gemma3TextConfig, Gemma3TextModel, PreTrainedTokenizerFast
 
 from prism_prm import PrismError, Step, StepTree, init_prm
+from prism_prm.calibration import sigmoid
 from prism_prm.models.attention import attention_windows, dense_mask
 from prism_prm.models.families.base import TextEncoder
 from prism_prm.models.packing import collate, depth_first, encode_tree, pack
-from prism_prm.scorer import sigmoid
 
 SOLUTIONS = [("What is 1 + 2?", ["x = 1", "so y = 2"]), ("y?", ["12 * 4 = 48"]), ("Compute.", ["a", "b", "c", "done"])]
 

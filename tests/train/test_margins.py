@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from some_pairs import random_examples
 
+from prism_prm.calibration import sigmoid
 from prism_prm.data.pair_examples import Examples, labeled_steps
 from prism_prm.models.prm import PRM
-from prism_prm.scorer import sigmoid
 from prism_prm.store import ScoreStore
 from prism_prm.train.margins import margins_of, score_examples, write_margins
 

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from prism_prm import PrismError, Step, StepPair, StepTree, init_prm, load_prm
+from prism_prm.calibration import sigmoid
 from prism_prm.cli import app
 from prism_prm.data.tables import write_pairs, write_trees
-from prism_prm.scorer import sigmoid
 
 LONG = [f"then {'x + 2 = 3, ' * 20} so x = {i}" for i in range(12)]
 """Steps that fill a tiny model's context together, and not alone."""

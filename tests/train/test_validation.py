@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from some_pairs import random_examples
 
+from prism_prm.calibration import sigmoid
 from prism_prm.console import ignore
 from prism_prm.data.pair_examples import Split, as_one_tree, labeled_steps
 from prism_prm.errors import DataError
-from prism_prm.metrics import Ranking, threshold_for_tpr
-from prism_prm.scorer import sigmoid
+from prism_prm.metrics import Ranking, Target
 from prism_prm.store import ScoreStore, Share
 from prism_prm.train.margins import score_examples
 from prism_prm.train.recipe import ValidationSettings
@@ -100,7 +100,7 @@ def test_a_threshold_needs_labels_that_are_not_from_rollouts(
     def expected(of: Callable[[int], bool]) -> float:
         steps = labeled_steps({number: tree for number, tree in pairs.trees.items() if not of(number)})
         scores = sigmoid(score_examples(store, steps)[:, 0])
-        return threshold_for_tpr(steps.right(), scores, settings.tpr)
+        return Ranking.of(steps.right(), scores).threshold(Target("tpr", settings.tpr))
 
     assert threshold(lambda _: False) == expected(lambda _: False)
     assert caplog.records == []

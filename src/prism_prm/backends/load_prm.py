@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from prism_prm.backends.open_critic import is_critic, open_critic
 from prism_prm.backends.open_scorer import PrmOptions, remote_place
 from prism_prm.backends.remote_prm import RemotePRM, compare_with, open_served
 from prism_prm.backends.vllm_prm import VllmPRM
+from prism_prm.calibration import Calibration
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.attention import check_attention
-from prism_prm.models.card import CARD_FILE, Card, hub_id, prm_folder
+from prism_prm.models.card import CARD_FILE, Card, hub_id, prm_folder, read_calibration
 from prism_prm.models.check_packing import check_packing
 from prism_prm.models.families import find_family
 from prism_prm.models.families.base import Family
@@ -50,6 +52,7 @@ def load_prm(
     trust_remote_code: bool = False,
     local: str | Path | None = None,
     check: bool = False,
+    calibration: str | Path | Calibration | None = None,
     prm_timeout: float = 300.0,
     prm_retries: int = 5,
     prm_concurrency: int = 16,
@@ -78,6 +81,7 @@ def load_prm(
         trust_remote_code: let transformers run code from the model's repository.
         local: a local copy of a remote PRM; `vllm:URL` takes its tokenizer and card.
         check: compare a remote PRM's scores of one solution with those of its local copy first.
+        calibration: what `prism calibrate --out` wrote for this PRM, used instead of the card's.
         prm_timeout: seconds to wait for one complete answer from a remote PRM.
         prm_retries: how often a failed request to a remote PRM is retried.
         prm_concurrency: the maximum number of requests to a remote PRM in flight.
@@ -106,6 +110,7 @@ def load_prm(
             )  # fmt: skip
         if check and local is not None:
             compare_with(served, load_prm(local, family=family, settings=settings, device=device))
+        _calibrate(served, calibration)
         return served
     if device is not None and device_map is not None:
         raise ConfigError("pass device or device_map, not both")
@@ -133,6 +138,7 @@ def load_prm(
         files.add(Path(adapter))
         module = merge_adapter(module, Path(adapter))
         files.check_loaded()
+        card = card.uncalibrated()  # its calibration is of other weights
     module.eval()
     check_packing(module)
     if cache is not None and not isinstance(cache, CacheSettings):
@@ -142,7 +148,23 @@ def load_prm(
                 f"cache, or train with hardware.frozen_layers"
             )
         cache = CacheSettings(cache, card.frozen_layers, cache_gb)
-    return PRM(module, instance, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=cache)
+    prm = PRM(module, instance, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=cache)
+    _calibrate(prm, calibration)
+    return prm
+
+
+def _calibrate(prm: PRM | RemotePRM, given: str | Path | Calibration | None) -> None:
+    """Use a calibration instead of the card's. Raises if it is of another model."""
+    if given is None:
+        return
+    calibration = given if isinstance(given, Calibration) else read_calibration(given)
+    if calibration.model_hash and (own := prm.model_hash()) and calibration.model_hash != own:
+        place = "the calibration" if isinstance(given, Calibration) else given
+        raise ConfigError(
+            f"{place}: was fitted to another PRM, or to this one with other weights or dtype; run `prism calibrate` "
+            "with this one"
+        )
+    prm.card = replace(prm.card, threshold=calibration.threshold, calibration=calibration)
 
 
 def open_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name: str = "") -> Scorer:

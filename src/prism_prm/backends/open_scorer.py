@@ -19,7 +19,7 @@ from prism_prm.backends.open_critic import check_critic, is_critic
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError
 from prism_prm.job import Chunk, Opening, Workers
-from prism_prm.models.card import check_prm, prm_folder
+from prism_prm.models.card import check_prm, prm_folder, read_calibration
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.models.model_files import base_of, is_adapter
 from prism_prm.net import server_address
@@ -93,7 +93,11 @@ def check_scorer(place: Scorer | str | Path, options: PrmOptions, name: str = ""
         place_for_workers(place)
     if not isinstance(place, str | Path):
         return
+    if options.calibration is not None:
+        read_calibration(options.calibration)
     if is_critic(place):
+        if options.calibration is not None:
+            raise ConfigError(f"{place} is a critic; load.calibration is for PRMs")
         check_critic(str(place), options.critic)
         return
     remote = remote_place(place)
@@ -132,6 +136,8 @@ def prm_for_workers(prm: Scorer | str | Path, options: PrmOptions, name: str = "
         if is_adapter(place) and "adapter" not in load:
             place, load["adapter"] = _absolute(base_of(Path(place))), place
     load |= {key: _absolute(load[key]) for key in ("adapter", "local", "cache") if key in load}
+    if "calibration" in load:
+        load["calibration"] = read_calibration(load["calibration"])
     if family := load.get("family"):
         file, colon, kind = str(family).rpartition(":")
         load["family"] = f"{_absolute(file)}{colon}{kind}"

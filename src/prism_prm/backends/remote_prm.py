@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import CardValues, check_aggregator
+from prism_prm.calibration import Calibration
+from prism_prm.config import from_mapping
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.load_settings import OnTooLong
@@ -79,7 +81,12 @@ class RemotePRM(Scorer):
         advance: Advance = ignore,
     ) -> list[TreeScores]:
         wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
-        scores = [TreeScores(self.outputs, np.full((len(tree.nodes), len(self.outputs)), np.nan)) for tree in trees]
+        scores = [
+            TreeScores(
+                self.outputs, np.full((len(tree.nodes), len(self.outputs)), np.nan), calibration=self.card.calibration
+            )
+            for tree in trees
+        ]
         with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
 
             async def send_and_report(batch: Sequence[int]) -> None:
@@ -178,10 +185,12 @@ class PrismPRM(RemotePRM):
         try:
             self.outputs = tuple(map(str, card["outputs"]))
             self.context = int(card["max_model_len"])
-            self.card = CardValues(str(card["aggregator"]), float(card["threshold"]))
+            found = card.get("calibration")
+            calibration = None if found is None else from_mapping(Calibration, found)
+            self.card = CardValues(str(card["aggregator"]), float(card["threshold"]), calibration=calibration)
             self._identity = str(card["identity"])
             self._weights = str(card["model_hash"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
             raise ModelError(
                 f"{server.shown}: its list of models is not that of `prism serve`; for vLLM write vllm: instead of "
                 "prism:"
@@ -192,6 +201,10 @@ class PrismPRM(RemotePRM):
     def identity(self) -> str:
         """Return the served PRM's identity with this client's `on_too_long`."""
         return f"{self._identity}:{self.on_too_long}"
+
+    def model_hash(self) -> str:
+        """Return the hash of the served weights."""
+        return self._weights
 
     def count_tokens(self, tree: StepTree) -> int:
         """Count a tree's tokens, from earlier answers if possible, else by a request."""

@@ -60,7 +60,7 @@ class VllmPRM(RemotePRM):
                 "head; serve it with `prism serve`"
             )
         self.outputs = self.family.outputs
-        self.card = CardValues(card.aggregator, card.threshold)
+        self.card = CardValues(card.aggregator, card.threshold, calibration=card.calibration)
         limit = self.served.get("max_model_len")
         self.context = context or (limit if isinstance(limit, int) and limit > 0 else 2**31)
 
@@ -71,6 +71,10 @@ class VllmPRM(RemotePRM):
         served = self.server.shown, self.model, self._root
         facts = repr((served, layout, tokenizer_text(family.text.tokenizer), self.context, self.on_too_long))
         return f"vllm:{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}"
+
+    def model_hash(self) -> str:
+        """Return "": the weights are not visible here."""
+        return ""
 
     def can_score(self, step: str, depth: int) -> bool:
         return self.family.can_read(step, depth)

@@ -36,7 +36,7 @@ class EvalCommand(EvalSettings):
     name: str | None = None
     """The PRM's name in the report."""
     trained_on: tuple[str, ...] = ()
-    """Training data: items on its problems are reported separately, as contaminated."""
+    """Training data: items on its problems are reported separately."""
     limit: Count | None = None
     """Use at most this many items of each class or split, chosen by the seed."""
     store: Path | None = None

@@ -47,7 +47,6 @@ BRIEF = {
     "store": "A folder of scores to reuse and extend.",
     "target_tpr": "Instead: choose the threshold for this TPR on held-out problems.",
     "task": "A known task (math-500, gsm8k, …), or a file.",
-    "trained_on": "Training data: items on its problems are reported separately.",
 }
 """Setting → its help on one screen, where its first sentence is too long for that. No name here has two meanings."""
 Row = tuple[str, str]

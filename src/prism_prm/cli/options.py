@@ -39,6 +39,7 @@ COMMANDS = {
     "train": ("Train", "Train a PRM by a recipe."),
     "grpo": ("Train", "Train a policy by GRPO with a PRM as its reward."),
     "score": ("Measure", "Score every step of solutions, trees or pairs."),
+    "calibrate": ("Measure", "Choose a PRM's threshold, and calibrate its scores, without training."),
     "eval": ("Measure", "Measure how well a PRM judges steps, on benchmarks or your own labels."),
     "compare": ("Measure", "Put evaluated PRMs side by side."),
     "theory": ("Measure", "Show what verifier errors do to Best-of-N, search and training."),
@@ -322,7 +323,8 @@ def prm_options(settings: Any, **more: Any) -> PrmOptions:
 
     loaded = {field.name: getattr(settings.load, field.name) for field in dataclasses.fields(settings.load)}
     ray = settings.ray.given if hasattr(settings, "ray") else None
-    return PrmOptions(**{**loaded, "critic": settings.critic, "ray": ray, **more})
+    critic = {"critic": settings.critic} if hasattr(settings, "critic") else {}
+    return PrmOptions(**{**loaded, **critic, "ray": ray, **more})
 
 
 def check_store(store: Path | None) -> Path | None:

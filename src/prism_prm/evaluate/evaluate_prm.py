@@ -18,12 +18,23 @@ from prism_prm import aggregate, metrics
 from prism_prm.aggregate import CardValues, card_values
 from prism_prm.backends.open_critic import is_critic
 from prism_prm.backends.open_scorer import PrmOptions, check_scorer, opened_prm, remote_place
+from prism_prm.calibration import Calibration
 from prism_prm.config import SHOWN, Natural, Range, Share, check
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluate.benchmarks import REDUNDANCY_THRESHOLD, Benchmark, ItemSet, find_benchmark, read_benchmark
-from prism_prm.evaluate.measure import AUROCS, PairTable, Steps, SubsetResult, error_curve, histogram, measure_pairs
+from prism_prm.evaluate.measure import (
+    AUROCS,
+    Measurer,
+    PairTable,
+    Steps,
+    SubsetResult,
+    error_curve,
+    histogram,
+    measure_pairs,
+)
+from prism_prm.evaluate.reliability import AFTER, BEFORE, Reliability
 from prism_prm.evaluate.report import RunInfo, WrongStep, find_wrong_step, steps_file, write_run
 from prism_prm.evaluate.score_files import (
     card_of_scores,
@@ -33,7 +44,7 @@ from prism_prm.evaluate.score_files import (
     steps_from_table,
 )
 from prism_prm.job import Job
-from prism_prm.models.card import prm_folder
+from prism_prm.models.card import prm_folder, read_calibration
 from prism_prm.paths import check_name, own_name
 from prism_prm.stats import NUM_DRAWS, SEED
 
@@ -48,7 +59,8 @@ class EvalSettings:
 
     threshold: Share | Literal["prm"] | None = field(default=None, metadata={SHOWN: "the PRM's card"})
     """A step counts as right if its score is above this. By default the threshold of the PRM's card, but 0.5 for
-    PRMBench and ProcessBench, as their rules require. "prm" uses the card's threshold for them too."""
+    PRMBench and ProcessBench, as their rules require, on scores without calibration. "prm" uses the card's threshold
+    and calibration for them too."""
     target_tpr: Annotated[float, Range(above=0, most=1)] | None = None
     """Choose the highest threshold that keeps this fraction of the right steps of held-out problems, instead of
     `threshold`."""
@@ -104,6 +116,10 @@ class Evaluation:
     """The wrong step that scores highest."""
     split: str | None = None
     """The split of the data that was read."""
+    reliability: dict[str, Reliability] = field(default_factory=dict)
+    """Of the model's own scores (BEFORE) and, with a calibrated PRM, of the calibrated ones (AFTER)."""
+    calibration: Calibration | None = None
+    """The PRM's calibration."""
 
 
 def evaluate_prm(
@@ -212,6 +228,9 @@ def evaluate_prm(
                 steps, about = steps_from_table(items, table)
                 card = card_of_scores(table) if scorer is None else card_values(scorer)
                 model_hash, notes = about["model_hash"], about["notes"]
+            if scorer is None and options.calibration is not None:
+                calibration = read_calibration(options.calibration)
+                card = replace(card or CardValues(), threshold=calibration.threshold, calibration=calibration)
             with progress(f"measuring {bench_name}", settings.num_draws, unit="draws") as advance:
                 evaluations[bench_name] = evaluate_steps(items, steps, settings, notes=notes, card=card)
                 advance(settings.num_draws)
@@ -234,10 +253,11 @@ def evaluate_steps(
 
     Args:
         items: the benchmark, from `read_benchmark`.
-        steps: its steps with scores, for example from `steps_from_predictions`.
+        steps: its steps with the model's own scores, for example from `steps_from_predictions`.
         settings: threshold, bootstrap draws and seed.
         notes: counts of what was left out, by reason, for the report.
-        card: the values of the PRM's card, for the threshold; `card_values(prm)` of `prism_prm.aggregate`.
+        card: the values of the PRM's card, for the threshold and the calibration; `card_values(prm)` of
+            `prism_prm.aggregate`.
 
     Example:
         >>> items = read_benchmark("labeled", "labeled.jsonl")
@@ -248,7 +268,12 @@ def evaluate_steps(
     """
     settings = (settings or EvalSettings()).settled(card)
     benchmark = find_benchmark(items.name)
-    threshold, rest = _choose_threshold(benchmark, steps, settings, card)
+    calibration = None if card is None or steps.hard else card.calibration
+    calibrated = steps
+    if calibration is not None:
+        calibrated = replace(steps, probability=calibration.of_probability(steps.probability))
+    by_rule = settings.threshold is None and settings.target_tpr is None and benchmark.threshold is not None
+    threshold, rest = _choose_threshold(benchmark, steps if by_rule else calibrated, settings, card)
     total = benchmark.in_total(rest)
     if not (total.right | total.wrong).any():
         raise DataError(f"{items.name}: no step has a label, so there is nothing to measure", reason="empty-split")
@@ -258,13 +283,19 @@ def evaluate_steps(
             keep = rest.item_contaminated == value
             if keep.any():
                 subsets[name] = _measure(benchmark, rest.only(keep), threshold.value, settings)
+    reliability = {}
+    if not steps.hard:
+        scored = {BEFORE: steps} | ({} if calibration is None else {AFTER: calibrated})
+        for name, part in scored.items():
+            measurer = Measurer(benchmark.in_total(part), threshold.value, settings.num_draws, settings.seed)
+            reliability[name] = Reliability.of(measurer)
     return Evaluation(
         items.name, items.describe(), items.complete, items.files, {**items.notes, **(notes or {})},
         threshold, subsets, rest,
         curve=error_curve(total), histogram=histogram(total),
         pairs=measure_pairs(total, settings.num_draws, settings.seed),
         example=find_wrong_step((item.tree for item in items.items), {items.name: total}),
-        split=items.split,
+        split=items.split, reliability=reliability, calibration=calibration,
     )  # fmt: skip
 
 
@@ -288,7 +319,8 @@ def _choose_threshold(
     held_out = benchmark.in_total(steps.only(held[steps.item_cluster]))
     rest = steps.only(~held[steps.item_cluster])
     judged = held_out.judged
-    value = metrics.threshold_for_tpr(held_out.right[judged], held_out.probability[judged], settings.target_tpr)
+    ranking = metrics.Ranking.of(held_out.right[judged], held_out.probability[judged])
+    value = ranking.threshold(metrics.Target("tpr", settings.target_tpr))
     if math.isnan(value) or not rest.items:
         raise DataError(
             f"the {held_out.num_clusters} held-out problems have no right step to choose a threshold on; hold out more "

@@ -25,6 +25,7 @@ from prism_prm.evaluate.measure import (
     shown,
     write_steps,
 )
+from prism_prm.evaluate.reliability import draw_reliability
 from prism_prm.report import (
     STYLES,
     Report,
@@ -120,6 +121,8 @@ def _as_json(evaluation: Evaluation) -> dict[str, Any]:
         },
         "curve": evaluation.curve,
         "histogram": evaluation.histogram,
+        "reliability": {name: found.as_json() for name, found in evaluation.reliability.items()},
+        "calibration": evaluation.calibration,
         "pairs": None if evaluation.pairs is None else asdict(evaluation.pairs),
         "example": evaluation.example,
     }
@@ -165,6 +168,16 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
         add_wrong_step(report, evaluation.example, {run.name: evaluation.steps}, caption=caption)
     if ranking_rows := metric_rows(RANKINGS, tables):
         report.table(headers, ranking_rows, caption="Without a threshold: ranking and calibration of P(right) (%)")
+    if evaluation.reliability:
+        errors = ", ".join(f"{shown(found.error)} % {name}" for name, found in evaluation.reliability.items())
+        on = "" if evaluation.calibration is None else f" Calibrated on {evaluation.calibration.on}."
+        with report.figure(
+            f"{bench}-reliability",
+            caption=f"Of the steps with a score of 80 %, 80 % should be right: the dotted line. Calibration error: "
+            f"{errors}.{on}",
+            alt=f"Reliability diagram of {run.name} on {bench}",
+        ) as axes:
+            draw_reliability(axes, evaluation.reliability)
     if first_rows := metric_rows(FIRST_ERRORS, tables):
         headers_here = ["first step judged bad", *headers[1:]]
         report.table(headers_here, first_rows, caption="Solutions with an error: was it found? (%)")

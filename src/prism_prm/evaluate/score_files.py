@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prism_prm.aggregate import CardValues, card_values
+from prism_prm.aggregate import CardValues, calibration_of, card_values
 from prism_prm.arrays import Floats
 from prism_prm.backends.open_scorer import PrmOptions, opened_prm
+from prism_prm.calibration import right_probability
 from prism_prm.console import Advance, ignore, progress, say
 from prism_prm.data.formats import ReadOptions
 from prism_prm.data.inputs import (
@@ -39,7 +40,7 @@ from prism_prm.evaluate.measure import NOT_JUDGED, Steps
 from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import atomic_file
 from prism_prm.job import KEY, is_made_for, locked_file
-from prism_prm.scorer import Scorer, TreeScores, sigmoid
+from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.stats import number_clusters
 from prism_prm.store import CHUNK, Request, store_for
 from prism_prm.tree import StepTree
@@ -86,7 +87,7 @@ def table_of_trees(
         "node_tree": ids,
         "node_id": pa.array([node for _, node in rows], pa.int32()),
         "log_odds": pa.StructArray.from_arrays(values, fields=list(schema.field("log_odds").type)),
-        "probability": pa.array(sigmoid(log_odds_NO[:, 0])),
+        "probability": pa.array(np.concatenate([*(own.probability[own.scored] for own in scores), np.empty(0)])),
         "content_hash": pa.array([hashes[tree.tree_id] for tree, _ in rows], pa.string()),
         "model_hash": pa.array([model_hash] * len(rows), pa.string()).dictionary_encode(),
     }
@@ -143,7 +144,7 @@ def card_of_scores(path: str | Path) -> CardValues | None:
     card = (pq.read_metadata(path).metadata or {}).get(_CARD)
     try:
         return None if card is None else msgspec.json.decode(card, type=CardValues)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
         raise DataError(f"{path}: its copy of the PRM's card cannot be read ({error}); score again") from error
 
 
@@ -190,12 +191,16 @@ def write_scores(
             deque(requests(), maxlen=0)
         if is_made_for(out, digest.hexdigest()):
             say(f"Reusing all scores: {out} is complete")
-            if card_of_scores(out) != (card := card_values(scorer)):  # update the card; the scores do not depend on it
+            if card_of_scores(out) != (card := card_values(scorer)):  # the log-odds do not depend on it
                 with pq.ParquetFile(out) as old, atomic_file(out) as partial:
                     kept = {k: v for k, v in old.metadata.metadata.items() if k not in (_CARD, b"ARROW:schema")}
+                    calibration, column = calibration_of(scorer), scores_schema(()).names.index("probability")
                     with pq.ParquetWriter(partial, old.schema_arrow.remove_metadata()) as new:
                         for group in range(old.num_row_groups):
-                            new.write_table(old.read_row_group(group))
+                            rows_now = old.read_row_group(group)
+                            log_odds_N = rows_now["log_odds"].combine_chunks().field(0).to_numpy()
+                            probability = pa.array(right_probability(log_odds_N, calibration))
+                            new.write_table(rows_now.set_column(column, rows_now.schema.field(column), probability))
                         new.add_key_value_metadata(kept | ({} if card is None else {_CARD: msgspec.json.encode(card)}))
             advance(num_trees)
             resumed = -(-num_trees // chunk)
@@ -236,8 +241,8 @@ def write_scores(
     return ScoreReport(num_trees, written.num_rows, too_long, resumed, unjudged, num_steps)
 
 
-def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:
-    """Look up the scores of trees in a table by content; NaN if the table has none."""
+def scores_of_trees(table: pa.Table, trees: Sequence[StepTree], card: CardValues | None = None) -> list[TreeScores]:
+    """Look up the scores of trees in a table by content, calibrated by the card; NaN if the table has none."""
     outputs = tuple(field.name for field in table.schema.field("log_odds").type)
     log_odds = table["log_odds"].combine_chunks()
     log_odds_NO = np.stack([log_odds.field(name).to_numpy(zero_copy_only=False) for name in outputs], axis=1)
@@ -254,7 +259,7 @@ def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScor
             is_there = own_N[row] and 0 <= node < len(tree.nodes)
             if is_there and tree.parents[node] == parent_N[row]:  # not a candidate offered elsewhere
                 values_NO[node] = log_odds_NO[row]
-        scores.append(TreeScores(outputs, values_NO))
+        scores.append(TreeScores(outputs, values_NO, calibration=None if card is None else card.calibration))
     return scores
 
 
@@ -473,7 +478,7 @@ def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dic
 
 
 def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, Any]]:
-    """Match a scores table of the same data to items by content.
+    """Match a scores table of the same data to items by content. Scores are the model's own, not calibrated.
 
     Returns the judged steps, and a dict of the model's hash and outputs, and notes on what a critic left unjudged.
     """

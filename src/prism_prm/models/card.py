@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from prism_prm.aggregate import DEFAULT_AGGREGATOR, DEFAULT_THRESHOLD, check_aggregator
+from prism_prm.calibration import Calibration
 from prism_prm.config import MAY_BE_EMPTY, Natural, Share, check, from_mapping
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.file_types import read_json
@@ -27,11 +28,13 @@ from prism_prm.plugins import is_in_file
 log = logging.getLogger(__name__)
 
 CARD_FILE = "prism.json"
+CALIBRATION_FILE = "calibration.json"
+"""What `prism calibrate --out` writes for PRMs whose card it cannot change."""
 README = "README.md"
 RUN_FILE = "run.json"
 _OLD_AGGREGATORS = {"prod": "product"}
 """Old names of aggregators that folders may still use."""
-_OMIT_IF_EMPTY = ("family_sha256", "base_model", "datasets")
+_OMIT_IF_EMPTY = ("family_sha256", "base_model", "datasets", "calibration")
 """Fields that prism.json omits if they are empty."""
 _RIGHT = frozenset({"accept", "correct", "good", "ok", "pass", "pos", "positive", "right", "true", "valid", "yes"})
 _WRONG = frozenset(
@@ -61,6 +64,8 @@ class Card:
     """The hub id of the model that this one was made from; omitted if unknown."""
     datasets: tuple[str, ...] = ()
     """Hub ids of the training data; local files, which mean nothing to others, are left out."""
+    calibration: Calibration | None = None
+    """What `prism calibrate` chose; omitted before. It is of these weights, so training drops it."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -69,6 +74,12 @@ class Card:
     def trained_on(self, inputs: Iterable[str]) -> Card:
         """Return the card with the hub ids among `inputs` added to its datasets."""
         return replace(self, datasets=tuple(dict.fromkeys([*self.datasets, *filter(hub_id, inputs)])))
+
+    def uncalibrated(self) -> Card:
+        """Return the card for the model's own scores, with the threshold that judges them the same."""
+        if self.calibration is None:
+            return self
+        return replace(self, threshold=self.calibration.undo(self.threshold), calibration=None)
 
     def write(self, folder: Path) -> None:
         content = {key: value for key, value in asdict(self).items() if value or key not in _OMIT_IF_EMPTY}
@@ -91,19 +102,37 @@ def read_card(folder: Path) -> Card | None:
         raise ModelError(f"{path}: {error}") from None
 
 
+def read_calibration(place: str | Path) -> Calibration:
+    """Read what `prism calibrate --out` wrote: a folder with a calibration.json, or the file."""
+    path = Path(place) / CALIBRATION_FILE if Path(place).is_dir() else Path(place)
+    try:
+        return from_mapping(Calibration, msgspec.convert(read_json(path), dict[str, Any]))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `prism calibrate --out` writes one") from None
+    except (ConfigError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: not what `prism calibrate` writes ({error})") from None
+
+
 def hub_id(name: str | Path) -> str:
     """Return the name if it is a hub id; "" for a local folder, whose name means nothing to others."""
     return "" if Path(name).exists() else str(name)
 
 
 def set_threshold(folder: Path, threshold: float) -> None:
-    """Change the default threshold of a PRM folder, in its prism.json and its README."""
+    """Change the default threshold of a PRM folder's own scores."""
     card = read_card(folder)
     assert card is not None, "a folder that PRM.save wrote"
-    card = replace(card, threshold=threshold)
-    card.write(folder)
+    rewrite_card(folder, replace(card, threshold=threshold, calibration=None))
+
+
+def rewrite_card(folder: Path, card: Card) -> None:
+    """Replace the card of a PRM folder, in its prism.json and in its README, unless that was edited."""
     (architecture,) = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["architectures"]
-    write_text(folder / README, model_card(card, architecture))
+    readme, old = folder / README, read_card(folder)
+    is_own = old is None or not readme.exists() or readme.read_text(encoding="utf-8") == model_card(old, architecture)
+    if is_own:
+        write_text(readme, model_card(card, architecture))
+    card.write(folder)
 
 
 def find_card(
@@ -349,6 +378,8 @@ def model_card(card: Card, architecture: str) -> str:
         rows.append(("labels", "; ".join(f"{i}: {label}" for i, label in enumerate(built_in.labels))))
         rows.append(("outputs", ", ".join(f"`{output}`" for output in built_in.outputs)))
     rows.append(("a step counts as right", f"above {card.threshold}"))
+    if card.calibration is not None:
+        rows.append(("calibrated on", f"{card.calibration.on} (for {card.calibration.target})"))
     rows.append(("score of a solution", f"the `{card.aggregator}` of its steps' scores"))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     naming = f", family={card.family!r}" if is_in_file(card.family) else ""

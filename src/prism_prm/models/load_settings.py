@@ -49,6 +49,8 @@ class LoadSettings:
     """A local copy of a remote PRM: vllm:URL takes its tokenizer and card. By default the served model's own."""
     check: bool = False
     """Compare a remote PRM's scores of one solution with those of its local copy first."""
+    calibration: Path | None = None
+    """What `prism calibrate --out` wrote for this PRM: its folder or calibration.json, used instead of the card's."""
     prm_timeout: Positive = 300.0
     """Seconds to wait for one complete answer from a remote PRM."""
     prm_retries: Natural = 5

@@ -294,7 +294,11 @@ def score_chunk(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[in
             sum(map(len, too_long)), prm.context, action, first,
         )  # fmt: skip
     scores = score_items(prm, items, [len(tree.nodes) for tree in trees], lambda i, node: describe(trees[i], node))
-    return [TreeScores(prm.outputs, *result) for result in zip(scores, too_long, strict=True)]
+    calibration = prm.card.calibration
+    return [
+        TreeScores(prm.outputs, log_odds_NO, long, calibration=calibration)
+        for log_odds_NO, long in zip(scores, too_long, strict=True)
+    ]
 
 
 def score_items(prm: PRM, items: Sequence[PackItem], sizes: Sequence[int], name: NameNode) -> list[np.ndarray]:

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prism_prm.calibration import Calibration, right_probability
 from prism_prm.errors import DataError, PrismError
 from prism_prm.models.attention import ATTENTION, using_kernel
 from prism_prm.models.load_lm import halving
 from prism_prm.models.module import PrmModule
 from prism_prm.models.prm import check_finite
-from prism_prm.scorer import sigmoid
 from prism_prm.tree import StepTree
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class SessionNode:
     """The number of beams that end here; see `Session.fork`."""
     needed_by: int = 0
     """The number of children that still hold key/values or handles."""
+    calibration: Calibration | None = field(default=None, repr=False)
+    """The PRM's calibration, which `probability` applies."""
 
     @property
     def num_tokens(self) -> int:
@@ -72,8 +74,8 @@ class SessionNode:
 
     @property
     def probability(self) -> float:
-        """P(the step is right)."""
-        return float(sigmoid(np.asarray(self.log_odds[0])))
+        """P(the step is right), calibrated if the PRM is."""
+        return float(right_probability(np.asarray(self.log_odds[0]), self.calibration))
 
     def path(self) -> list[SessionNode]:
         """Return the nodes from the root to this one."""
@@ -133,7 +135,9 @@ class Session:
             except DataError as error:
                 raise DataError(f"{_name_step(parent.problem, depth)}: {error}", reason=error.reason) from None
             start = parent.start + len(parent.ids)
-            node = new[parent, text] = SessionNode(parent.problem, parent, text, tuple(ids), start, read, depth)
+            node = SessionNode(parent.problem, parent, text, tuple(ids), start, read, depth)
+            node.calibration = self.prm.card.calibration
+            new[parent, text] = node
             nodes.append(node)
         fitting: dict[int, list[SessionNode]] = {}
         for node in new.values():

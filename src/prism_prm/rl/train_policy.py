@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_prm.aggregate import calibration_of
 from prism_prm.backends.policy import PolicySettings, open_policy
 from prism_prm.config import read_settings, to_toml
 from prism_prm.console import say, silent_unless
@@ -150,7 +151,9 @@ def _open_reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> I
     scorer = reward.scorer
     try:
         # The aggregator may come from the card. The card's threshold affects only what is logged, not the reward.
-        yield reward, content_key(scorer.identity(), replace(recipe.reward, aggregator=reward.aggregator))
+        made_with = scorer.identity(), replace(recipe.reward, aggregator=reward.aggregator)
+        calibration = calibration_of(scorer)
+        yield reward, content_key(*made_with, *([] if calibration is None else [calibration]))
     finally:
         summary = scorer.summary()
         if summary is not None and summary["verdicts"] | summary["missing"]:

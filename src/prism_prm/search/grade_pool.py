@@ -206,10 +206,10 @@ def scores_in_table(path: str | Path, pool: Pool) -> StepScores:
 
     A solution with a step that is not in the table has no score. Raises if the table has none of the solutions.
     """
-    from prism_prm.evaluate.score_files import read_scores, scores_of_trees
+    from prism_prm.evaluate.score_files import card_of_scores, read_scores, scores_of_trees
 
     table, trees = read_scores(path), pool.trees()
-    scores = scores_of_trees(table, trees)
+    scores = scores_of_trees(table, trees, card_of_scores(path))
     if table.num_rows and not any(own.scored for own in scores):
         raise DataError(
             f"{path}: has scores of none of the pool's {len(pool.solutions):,} solutions, so it is of other data. "

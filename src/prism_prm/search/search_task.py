@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism_prm.aggregate import Choice, card_values, choose_aggregator, choose_threshold, log_score
+from prism_prm.aggregate import Choice, calibration_of, card_values, choose_aggregator, choose_threshold, log_score
 from prism_prm.backends.open_scorer import PrmOptions, check_scorer
 from prism_prm.backends.policy import Policy, PolicySettings, check_policy, open_policy
 from prism_prm.console import progress, say
@@ -289,6 +289,9 @@ class Experiment:
         recorded = ("method", "n", "expand", "lookahead", "prm_weight", "max_steps", "seed")
         about = {"prm": name, "aggregator": settings.effective_aggregator, "threshold": threshold}
         about |= {setting: getattr(settings, setting) for setting in recorded}
+        made_with: dict[str, Any] = {"settings": asdict(settings), "policy": self.policy_identity, "prm": prm.name}
+        if (calibration := calibration_of(prm)) is not None:
+            made_with["calibration"] = asdict(calibration)
         with contextlib.ExitStack() as stack:
             rounds: list[Rounds] = []
             speed = Speedometer()
@@ -308,7 +311,7 @@ class Experiment:
                 dict(zip(unique_names(p.text for p in self.problems), (p.text for p in self.problems), strict=True)),
                 name=label, verb="searched", unit="problems", workers=workers, kind=SearchResult,
                 chunk=self.recipe.at_once,
-                made_with={"settings": asdict(settings), "policy": self.policy_identity, "prm": prm.name},
+                made_with=made_with,
                 on_start=on_start, on_event=on_event,
             )  # fmt: skip
         results = [replace(result, problem=i) for i, result in enumerate(mapped.results.values())]

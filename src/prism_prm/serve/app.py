@@ -25,12 +25,12 @@ from swagger_ui_bundle import swagger_ui_path
 from prism_prm import __version__
 from prism_prm.aggregate import solution_score
 from prism_prm.backends.critic import BudgetError, CriticError
+from prism_prm.calibration import right_probability, sigmoid
 from prism_prm.errors import DataError, PrismError
 from prism_prm.models.load_settings import OnTooLong
 from prism_prm.net import ServerError
 from prism_prm.rl.prompts import completion_in, problem_in
 from prism_prm.rl.reward import split_end
-from prism_prm.scorer import sigmoid
 from prism_prm.serve import schemas
 from prism_prm.serve.admission import CLIENT_CLOSED, UNEXPECTED, Gate, RefusedError, error_response, log_failure
 from prism_prm.serve.chat import complete_chat, while_connected
@@ -208,6 +208,7 @@ async def models(request: Request) -> Response:
             "id": model.name, "object": "model", "created": request.app.state.started, "owned_by": "prism",
             "max_model_len": model.scorer.context, "identity": model.identity, "model_hash": model.model_hash,
             "outputs": list(model.scorer.outputs), "aggregator": model.aggregator, "threshold": model.threshold,
+            "calibration": model.calibration,
         }
         for model in served
     ]  # fmt: skip
@@ -225,7 +226,7 @@ async def pooling(body: schemas.PoolingRequest, request: Request) -> Response:
     data = []
     for i, scores in enumerate(found):
         log_odds_N = scores.log_odds_NO[:, 0]
-        # Each is computed from the log-odds: 1 minus the rounded other would lose digits.
+        # Not calibrated, as vLLM's are not. Each comes from the log-odds: 1 minus the rounded other would lose digits.
         rows = np.stack([sigmoid(-log_odds_N), sigmoid(log_odds_N)], axis=1).tolist()
         data.append({"index": i, "object": "pooling", "data": rows})
     return _answer(request, model, "pooling", items, found, {"data": data})
@@ -274,7 +275,7 @@ async def get_reward(
         return items
 
     items, found = await _score(request, served, make)
-    scores = [_judged(served, sigmoid(one.log_odds_NO[:, 0])) for one in found]
+    scores = [_judged(served, right_probability(one.log_odds_NO[:, 0], served.calibration)) for one in found]
     rewards = [one["score"] or 0.0 for one in scores]
     logs = {
         "steps": [float(len(one.log_odds_NO)) for one in found],
@@ -456,7 +457,7 @@ def _steps_answer(model: ServedModel, item: ServedItem, scores: ItemScores, is_t
     """An item of the response of /v1/steps; NaN becomes null."""
     tree = item.tree
     assert tree is not None, "steps come as trees"
-    probability_N = sigmoid(scores.log_odds_NO[:, 0])
+    probability_N = right_probability(scores.log_odds_NO[:, 0], model.calibration)
     answer: dict[str, Any] = {
         "probabilities": probability_N.tolist(),
         "log_odds": [dict(zip(model.scorer.outputs, values, strict=True)) for values in scores.log_odds_NO.tolist()],

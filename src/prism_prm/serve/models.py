@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold
+from prism_prm.aggregate import calibration_of, card_values, choose_aggregator, choose_threshold
 from prism_prm.backends.remote_prm import SAMPLE
 from prism_prm.errors import DataError, ModelError
 from prism_prm.models.families.base import CACHE_BYTES, Family, quote_parts
@@ -86,6 +86,7 @@ class ServedModel:
         card = card_values(scorer)
         self.aggregator = choose_aggregator(None, card).value
         self.threshold = choose_threshold(None, card).value
+        self.calibration = calibration_of(scorer)
         self.identity = self.model_hash = scorer.identity()
 
     def item(self, tree: StepTree, system: str | None = None, on_too_long: OnTooLong | None = None) -> ServedItem:  # noqa: ARG002

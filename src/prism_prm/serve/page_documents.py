@@ -327,7 +327,7 @@ def _scored(tables: list[Place], results: ShownResults) -> dict[str, Any]:
     for table in tables:
         card = card_of_scores(table.path)
         aggregator, threshold = choose_aggregator(None, card).value, choose_threshold(None, card).value
-        found = scores_of_trees(read_scores(table.path), trees)
+        found = scores_of_trees(read_scores(table.path), trees, card)
         prms.append({"name": table.name, "aggregator": aggregator, "threshold": threshold})
         column = []
         for tree, one in zip(trees, found, strict=True):

@@ -141,8 +141,10 @@ class Leaf(BaseModel):
 class ItemAnswer(BaseModel):
     """The scores of one item."""
 
-    probabilities: list[float | None] = Field(description="P(right) of each step; null if it was too long to score.")
-    log_odds: list[dict[str, float | None]] = Field(description="The model's named log-odds of each step.")
+    probabilities: list[float | None] = Field(
+        description="P(right) of each step, calibrated if the model is; null if it was too long to score."
+    )
+    log_odds: list[dict[str, float | None]] = Field(description="The model's own named log-odds, before calibration.")
     first_error: int | None = Field(description="The first wrong step; null if there is none, and for a tree.")
     score: float | None = Field(description="The solution's score by the model's aggregator; null for a tree.")
     leaves: list[Leaf] | None = Field(None, description="For a tree: its paths as solutions.")
@@ -215,6 +217,7 @@ class ServedCard(BaseModel):
     outputs: list[str]
     aggregator: str
     threshold: float
+    calibration: dict[str, Any] | None = Field(None, description="What `prism calibrate` chose, with the data it used.")
 
 
 class SearchCard(BaseModel):

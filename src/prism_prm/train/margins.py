@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 
 from prism_prm.arrays import Floats
 from prism_prm.backends.open_scorer import PrmOptions, opened_prm
+from prism_prm.calibration import sigmoid
 from prism_prm.console import Advance, ignore, progress
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.data.pair_examples import Examples, Split, as_one_tree
 from prism_prm.files import atomic_file
 from prism_prm.job import locked_file
 from prism_prm.models.prm import PRM
-from prism_prm.scorer import sigmoid
 from prism_prm.store import Request, ScoreStore, Share, store_for
 
 MARGINS = pa.schema(

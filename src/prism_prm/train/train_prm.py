@@ -200,10 +200,12 @@ class _Stages:
     def load(self, place: Path | str, device: str | None = None) -> PRM:
         hardware = self.recipe.hardware
         cache = CacheSettings(hardware.cache, hardware.frozen_layers, hardware.cache_gb) if hardware.cache else None
-        return PRM.from_pretrained(
+        prm = PRM.from_pretrained(
             place, family=self.recipe.base.family, dtype=hardware.dtype, device=device or self.accelerator.device,
             attn=hardware.attn, token_budget=hardware.score_tokens, cache=cache,
         )  # fmt: skip
+        prm.card = prm.card.uncalibrated()  # training changes the weights, and judges by the model's own scores
+        return prm
 
     def is_done(self, path: Path) -> bool:
         """Whether a stage is done. All processes check before any of them starts it."""

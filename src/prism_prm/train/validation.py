@@ -11,12 +11,12 @@ import numpy as np
 
 from prism_prm.aggregate import card_values, choose_threshold
 from prism_prm.arrays import Bools, Floats
+from prism_prm.calibration import sigmoid
 from prism_prm.console import Advance
 from prism_prm.data.pair_examples import Examples, Split, labeled_steps
 from prism_prm.errors import DataError
 from prism_prm.evaluate.measure import AUROCS, measure_rankings
-from prism_prm.metrics import RANKINGS, fnr, fpr, pairwise_accuracy, sum_counts, threshold_for_tpr
-from prism_prm.scorer import sigmoid
+from prism_prm.metrics import RANKINGS, Ranking, Target, fnr, fpr, pairwise_accuracy, sum_counts
 from prism_prm.stats import cluster_draws, number_clusters
 from prism_prm.store import ScoreStore, Share
 from prism_prm.train.batches import too_long
@@ -98,7 +98,7 @@ class Validation:
         scores = sigmoid(score_examples(store, self.steps, share=share, advance=advance)[:, 0])
         threshold, sure = settings.threshold, self.is_sure
         if threshold is None:
-            threshold = threshold_for_tpr(right[sure], scores[sure], settings.tpr)
+            threshold = Ranking.of(right[sure], scores[sure]).threshold(Target("tpr", settings.tpr))
         if np.isnan(threshold):
             threshold = choose_threshold(None, card_values(store.scorer)).value
         half, chosen = (sum_counts(right, scores > cutoff) for cutoff in (0.5, threshold))

@@ -24,7 +24,7 @@ from prism_prm.lab.world.build import World, WorldSettings
 from prism_prm.lab.world.oracle import solved
 from prism_prm.lab.world.problems import Problem
 from prism_prm.lab.world.trees import PERTURBATIONS
-from prism_prm.metrics import threshold_for_tpr
+from prism_prm.metrics import Ranking, Target
 from prism_prm.report import NO_DATA, percent
 from prism_prm.rl.alarm import PROXY
 from prism_prm.scorer import Scorer
@@ -151,7 +151,7 @@ def measure_steps(steps: Steps) -> StepNumbers:
     natural = steps.only_groups([NATURAL])
     ranked = Measurer(natural, 0.5, num_draws=1).rankings(names=tuple(AUROCS))
     rates = Measurer(natural, 0.5, num_draws=1).rates()
-    threshold = threshold_for_tpr(natural.right, natural.probability, TPR)
+    threshold = Ranking.of(natural.right, natural.probability).threshold(Target("tpr", TPR))
     by_group = Measurer(steps, threshold, num_draws=1).by_group()
     return StepNumbers(
         ranked["auroc"].value,
@@ -200,7 +200,7 @@ def predicted_best_of_n(
     correct = np.concatenate(right)
     scores = np.array([-np.inf if steps is None else log_score(steps, aggregator) for steps in pool])
     finite = np.where(np.isfinite(scores), scores, -1e9)
-    threshold = threshold_for_tpr(correct, finite, TPR)
+    threshold = Ranking.of(correct, finite).threshold(Target("tpr", TPR))
     accepted = finite > threshold
     alpha = float(accepted[~correct].mean()) if (~correct).any() else 0.0
     beta = float((~accepted)[correct].mean()) if correct.any() else 0.0

@@ -17,9 +17,10 @@ from typing import Literal
 
 import numpy as np
 
+from prism_prm.calibration import sigmoid
 from prism_prm.console import Advance, ignore
 from prism_prm.lab.world.problems import ANSWER_MARK, UNDO, Operation, Problem
-from prism_prm.scorer import Scorer, StepSession, TreeScores, sigmoid
+from prism_prm.scorer import Scorer, StepSession, TreeScores
 from prism_prm.tree import ROOT, StepTree
 
 Verdict = Literal[
