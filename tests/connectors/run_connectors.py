@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from samples import SEARCH
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / ".venv-connectors"
 LIGHT = ["click", "httpx", "msgspec", "numpy", "rich", "tomli-w", "xxhash", "pytest"]
@@ -34,7 +36,7 @@ PACKAGES: dict[str, list[list[str]]] = {
     ],
     "verifiers": [["verifiers==0.4.0", *LIGHT, *GRADING]],
     "swift": [["ms-swift==4.6.0", "trl<1.0", *LOCAL]],
-    "inspect": [["inspect-ai==0.3.285", *LIGHT, *GRADING]],
+    "inspect": [["inspect-ai==0.3.285", "openai==3.49.0", *LIGHT, *GRADING]],
     "reward_hub": [["reward_hub==0.1.10", *LIGHT]],
 }
 """Arguments of `pip install`, one list per call. torch is that of constraints.txt: newer ones would pull in CUDA."""
@@ -62,11 +64,13 @@ def build(name: str) -> Path:
 
 
 def serve(log: Path) -> tuple[subprocess.Popen[str], str]:
-    """A server with the shipped PRM, and its address."""
+    """A server with the shipped PRM and the policy of samples.py, and its address."""
     code = "import prism_prm; print(prism_prm.example_folder('prism'))"
     place = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
     model = f"Qwen/Qwen2.5-Math-PRM-7B={place}"  # the only name that reward_hub accepts
+    policy = f"tiny=hf:{HERE / 'searched' / 'policy'}"
     command = [sys.executable, "-m", "prism_prm", "serve", "--prm", model, "--port", "0", "--for-training"]
+    command += ["--policy", policy, *SEARCH]
     with log.open("w") as out:
         server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, text=True)
     for _ in range(1200):

@@ -1,16 +1,19 @@
-"""Inspect's own `eval`, with its mock model, runs our scorer and solver."""
+"""Inspect's own `eval` runs our scorer and solver with its mock model, and asks our endpoint for searched answers."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageAssistant, ChatMessageUser, ModelOutput, get_model
+from inspect_ai.scorer import match
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
-from samples import PROBLEM, REFERENCE, STEPS, TEXTS, TOLERANCE, UNANSWERED, expected
+from samples import PROBLEM, REFERENCE, RULES, STEPS, TEXTS, TOLERANCE, UNANSWERED, expected
 
 from prism_prm.rl.connectors.batcher import configured_batcher
 from prism_prm.rl.connectors.inspect_scorer import best_of_n, prm_scorer
@@ -95,3 +98,27 @@ def test_best_of_n(prm: str, tmp_path: Path, scores: list[float]) -> None:
     assert values(log) == pytest.approx([max(scores[:4])], abs=TOLERANCE)
     found = [scores[TEXTS.index(text)] for text in texts]
     assert log.samples[0].metadata["prm_scores"] == pytest.approx(found, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_searched_answers_are_those_of_prism_search(rule: str, tmp_path: Path) -> None:
+    wanted, url = expected()["searched"], f"{os.environ['PRISM_SERVER']}/v1"
+    pairs = zip(wanted["problems"], wanted["answers"], strict=True)
+    task = Task(
+        dataset=[Sample(input=problem, target=answer) for problem, answer in pairs], solver=generate(),
+        scorer=match(numeric=True),
+    )  # fmt: skip
+    model = get_model(f"openai-api/searched/tiny@{rule}", base_url=url, api_key="none")
+    (log,) = eval(task, model=model, log_dir=str(tmp_path), display="none")
+    assert log.status == "success", log.error
+    texts = [one.output.completion for one in log.samples]
+    assert [text for text, one in zip(texts, wanted[rule]["texts"], strict=True) if one] == [
+        text for text in wanted[rule]["texts"] if text
+    ]
+    assert log.results.scores[0].metrics["accuracy"].value == wanted[rule]["accuracy"]
+    assert wanted[rule]["accuracy"] > 0
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        ask: Any = {"model": f"tiny@{rule}", "messages": [{"role": "user", "content": wanted["problems"][0]}]}
+        assert client.chat.completions.create(**ask).choices[0].message.content == texts[0]
+        chunks = list(client.chat.completions.create(**ask, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == texts[0]

@@ -158,6 +158,7 @@ def test_settings_of_a_request(server: Running) -> None:
     cut = ask(max_tokens=2)
     assert all(one["tokens"] <= 2 for one in cut["prism"]["candidates"])
     assert cut["choices"][0]["finish_reason"] == "length"
+    assert ask(user="me", tools=[{}], logprobs=None)["warnings"] == ["ignored fields: user, tools"]
     assert ask(max_tokens=10**6)["warnings"] == ["max_tokens is 64, this server's limit, instead of 1,000,000"]
     greedy = ask(temperature=0, stop="####")
     assert greedy["choices"][0]["message"]["content"] == "3 + 4 = 7\n\n7 - 2 = 5\n\n"
@@ -260,6 +261,31 @@ def test_a_client_that_hangs_up_costs_nothing_more(prms: dict[str, Any], stream:
         policy.open.set()
         assert server.post("/v1/chat/completions", chat("policy@beam-4")).status_code == 200
         assert policy.num_written == 1, "those that hung up wrote nothing"
+
+
+def test_a_stopping_server_finishes_its_searches(prms: dict[str, Any]) -> None:
+    policy = GatedPolicy()
+    with running(prms, policy=policy) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.post, "/v1/chat/completions", chat("policy@beam-4"))
+        until(lambda: policy.num_writing == 1)
+        server.server.handle_exit(15, None)
+        until(lambda: not server.server.engine.is_ready)
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=chat("policy@beam-4"), timeout=300)
+        assert refused.status_code == 503
+        policy.open.set()
+        assert asked.result().status_code == 200
+
+
+def test_a_problem_longer_than_the_prms_context(prms: dict[str, Any]) -> None:
+    policy = GatedPolicy()
+    policy.open.set()
+    with running(prms, policy=policy) as server:
+        for rule, count in (("best-of-4", 4), ("beam-4", 1)):
+            found = server.post("/v1/chat/completions", chat(f"policy@{rule}", "1+" * 5000 + "1"))
+            assert found.status_code == 200, found.text
+            assert found.json()["choices"][0]["message"]["content"] == "#### 5"
+            assert [one["scores"] for one in found.json()["prism"]["candidates"]] == [None] * count
+            assert found.json()["warnings"] == [f"the PRM could not score {count} of {count} solutions: too long"]
 
 
 def test_a_local_policy_stops_within_a_token(folder: Path) -> None:

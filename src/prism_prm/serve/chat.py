@@ -20,6 +20,8 @@ from prism_prm.serve import schemas
 from prism_prm.serve.searches import ChatSearch, Searched, Searches, text_of
 
 T = TypeVar("T")
+MAX_NAMED = 8
+"""How many ignored fields a warning names."""
 _ids = itertools.count()
 
 
@@ -51,6 +53,10 @@ async def complete_chat(body: schemas.ChatRequest, request: Request) -> Response
     found = await while_connected(request, searches.run(ask, request.scope["owner"], request.scope["started"]))
     head = {"id": f"chatcmpl-{next(_ids)}", "created": int(time.time()), "model": ask.name}
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(found.solutions) < body.n:
+        warnings.append(f"n = {body.n}, but the search found only {len(found.solutions)} different solutions")
+    if unscored := sum(one.scores is None for one in found.solutions):
+        warnings.append(f"the PRM could not score {unscored} of {len(found.solutions)} solutions: too long")
     extension = {"prism": _extension(ask, found)} | ({"warnings": warnings} if warnings else {})
     if body.stream:
         usage = _usage(found) if body.stream_options and body.stream_options.include_usage else None
@@ -77,7 +83,9 @@ def read_request(body: schemas.ChatRequest, searches: Searches) -> tuple[ChatSea
         raise DataError(
             f"A search takes one user turn, perhaps after a system's; got {', '.join(roles)[:200] or 'no turns'}."
         )
-    sampling, warnings = settings.sampling, []
+    sampling = settings.sampling
+    ignored = [name[:40] for name, value in (body.model_extra or {}).items() if value is not None][:MAX_NAMED]
+    warnings = [f"ignored fields: {', '.join(ignored)}"] if ignored else []
     if (wanted := body.max_completion_tokens or body.max_tokens) is not None:
         if wanted > sampling.max_tokens:
             warnings.append(f"max_tokens is {sampling.max_tokens:,}, this server's limit, instead of {wanted:,}")

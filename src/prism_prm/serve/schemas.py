@@ -248,9 +248,9 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """OpenAI's request. Other fields are ignored."""
+    """OpenAI's request. Other fields are ignored, with a warning."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
     model: String = Field(description="POLICY@RULE-N, such as my-policy@beam-16, perhaps with ?aggregator=min&prm=NAME")
     messages: Many[Message] = Field(description="One user turn, perhaps after a system's.")
     n: int = Field(1, ge=1, description="How many answers: the chosen one, then the others by score.")

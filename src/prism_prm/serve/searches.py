@@ -69,8 +69,8 @@ POLL_SECONDS = 0.1
 POLICY_RETRIES = 2
 MOST_VERDICTS = 10_000
 """Answers whose keys are cached."""
-TRIED = 2**40
-"""More tokens than can wait: searches are limited by number and time."""
+UNLIMITED = 2**40
+"""More candidates than can wait: searches are limited by number and time."""
 _RULE = re.compile(rf"({'|'.join(RULES)})-([1-9]\d{{0,8}})")
 
 
@@ -160,7 +160,7 @@ class Searches:
         self.search = search
         limits = replace(
             settings, deadline=settings.search_seconds, training_seconds=settings.search_seconds,
-            max_requests=settings.max_searches, max_tokens=TRIED,
+            max_requests=settings.max_searches, max_tokens=UNLIMITED,
         )  # fmt: skip
         self.admission = Admission(limits, tokens_per_byte=1.0)
         """Counts candidates as tokens: a search takes time in proportion to its n."""
@@ -174,6 +174,7 @@ class Searches:
         """Held while a local policy works."""
         self._threads = ThreadPoolExecutor(settings.searches, thread_name_prefix="search")
         self._num_running = 0
+        self._counting = threading.Lock()
         self._is_closed = False
         self._judge = Judge(workers=1)
         self._judging = threading.Lock()
@@ -324,7 +325,7 @@ class Searches:
         return found
 
     def _count_running(self, change: int) -> None:
-        with self._judging:
+        with self._counting:
             self._num_running += change
             self.metrics.running.set(self._num_running)
 
@@ -395,7 +396,10 @@ class _Policy:
         except StoppedError:
             raise
         except TooLongError as error:
-            raise DataError(f"The prompt is longer than the policy's context ({error}).") from None
+            raise DataError(
+                f"The prompt, with the steps written so far, is longer than the policy's context ({error}); shorten "
+                "it, or ask for fewer max_tokens."
+            ) from None
         except ServerError as error:
             busy = error.status == 503
             reason = str(error).removesuffix(RESUME)
