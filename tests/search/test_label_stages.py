@@ -23,7 +23,7 @@ from prism_prm.data.tasks import TaskProblem, problem_of
 from prism_prm.search import label_task as run
 from prism_prm.search.label_engine import Judging
 from prism_prm.search.label_rules import LabelSettings
-from prism_prm.search.label_task import _Item, label_task
+from prism_prm.search.label_task import LabelItem, label_task
 from prism_prm.search.recipes import LabelRecipe
 from prism_prm.tree import StepTree
 
@@ -162,7 +162,7 @@ def test_what_labels_follow_from() -> None:
     trees = [StepTree.chain("p", ["a"]), StepTree.chain("p", ["a", "b"])]
 
     def content(problem: TaskProblem, tree: StepTree | None = None) -> str:
-        return _Item(problem, tree).content()
+        return LabelItem(problem, tree).content()
 
     assert content(number) == content(replace(number, name="another"))
     changed = [

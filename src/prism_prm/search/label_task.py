@@ -115,7 +115,7 @@ def label_task(
             keys: Sequence[str], settings: LabelSettings = recipe.label,
         ) -> list[LabelResult]:  # fmt: skip
             """Label problems or trees. Each stage has its own journal."""
-            items = list(map(_Item, problems, [None] * len(keys) if trees is None else trees))
+            items = list(map(LabelItem, problems, [None] * len(keys) if trees is None else trees))
             mapped = job.map(
                 functools.partial(label_chunk, settings=settings), dict(zip(keys, items, strict=True)), name=name,
                 verb="labeled", unit="problems" if trees is None else "trees", workers=workers, kind=LabelResult,
@@ -173,7 +173,7 @@ def _open_judge(_folders: Mapping[str, str], *, judges: int, sandbox: Level, has
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class LabelItem:
     """A problem whose solutions are sampled and labeled or, with a tree, one whose tree is labeled."""
 
     problem: TaskProblem
@@ -190,7 +190,7 @@ class _Item:
 
 
 def label_chunk(
-    labeler: Labeler, items: Mapping[str, _Item], settings: LabelSettings
+    labeler: Labeler, items: Mapping[str, LabelItem], settings: LabelSettings
 ) -> Iterator[Finished[LabelResult] | RoundStats]:
     """Label problems or trees at the same time; `items` are all of one kind."""
     keys, chunk = list(items), list(items.values())
