@@ -41,7 +41,7 @@ def grpo(settings: GrpoRecipe, out: Path) -> None:
         ]
         print_table("Held-out problems", ["update", "mean reward", "solved, sampled (%)", "solved, greedy (%)"], rows)
         for alarm in filter(None, trained.alarms.values()):
-            tell(f"Alarm at {alarm}.")
+            tell(f"Alarm at {alarm}. {alarm.advice}")
         tell(f"Policy: {trained.policy}")
         tell(out / PAGE)
 

@@ -106,6 +106,16 @@ class Alarm:
     measure: str
     """The same, with the prefix `greedy/` if it is of greedy solutions."""
 
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        if self.gold == VOTE:
+            return "Compare with true answers: an improving policy also leaves the untrained policy's answers."
+        return (
+            f"The policy may exploit the reward: keep the policy of update {self.since}, and retrain the PRM on what "
+            "it exploits (`prism grpo --rounds 1`)."
+        )
+
     def __str__(self) -> str:
         moved = f"rose by {self.rise:.3f}" if self.rise >= 0 else f"fell by only {-self.rise:.3f}"
         return (
