@@ -58,7 +58,7 @@ from prism_prm.tree import StepTree
 RL_SEEDS = (11, 12)
 PRM_SEED = 5000
 """Added to the world's number: the seed of its PRMs. World, PRM and RL seeds are different numbers."""
-OFF_POLICY_PARTS = 4
+OFF_POLICY_PARTS = 3
 """The off-policy control may use this many times the problems of a round to find as many pairs."""
 MEASURED = 300
 """Problems for the FPR on the last policy's steps."""

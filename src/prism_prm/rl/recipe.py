@@ -106,9 +106,9 @@ class RoundSettings:
     """Where the next policy starts: at the recipe's policy (reference), or at the one that was just trained (last)."""
     problems: Count = 600
     """Training problems whose steps are sampled in a round. The next round continues with the problems after them."""
-    tries: Count = 4
-    """Solutions of each problem by the reference policy. The first right one gives the prefixes; a problem without one
-    is left out."""
+    tries: Count = 8
+    """Solutions of each problem by the reference policy. Of those with the right answer, the one that the PRM scores
+    highest gives the prefixes; a problem without one is left out."""
     samples: Count = 6
     """Continuations by the trained policy after each prefix. Equal steps count once."""
     min_score: Share | None = None
