@@ -116,6 +116,11 @@ class Place:
     def prism(self) -> Path:
         return retrain(self.recipe, [], self.folder / "prism", accelerator=accelerator())
 
+    def retrain(self, trees: Sequence[Path], name: str) -> Path:
+        """PRISM (ours) with more trees."""
+        out = self.folder / f"seed-{self.seed}" / name
+        return retrain(self.recipe, trees, out, repeat=self.size.rounds.repeat, accelerator=accelerator())
+
     @cached_property
     def problems(self) -> dict[str, list[Problem]]:
         """Disjoint problems that no model has seen: for RL, for each round, and for the FPR at the end."""
@@ -261,15 +266,16 @@ def round_prm(at: Place, number: int, exact: bool) -> tuple[Path, dict[str, Any]
         path = at.folder / f"seed-{at.seed}" / f"{name}.parquet"
         settings = replace(at.size.rounds, seed=k)
         found = at.exploits(f"{name}-exploits", f"round-{k}", policy / "policy", prm, settings, exact)
-        if not path.exists():
-            write_trees(path, found.trees, source=name)
-        trees.append(path)
+        if found.trees:
+            if not path.exists():
+                write_trees(path, found.trees, source=name)
+            trees.append(path)
         facts["tokens"] += sum(found.tokens.values())
         pairs = sum(map(num_pairs, found.trees))
         facts["rounds"].append(
             {"tokens": found.tokens, "counts": found.counts, "pairs": pairs, "noise": at.noise(found.trees)}
         )
-        prm = retrain(at.recipe, trees, at.folder / f"seed-{at.seed}" / f"{name}-prm", accelerator=accelerator())
+        prm = at.retrain(trees, f"{name}-prm") if trees else at.prism  # the same PRM, if nothing was suspect
         if k < number:
             policy = at.policy(name, prm, 0.0)
     return prm, facts
@@ -288,6 +294,8 @@ def off_policy(at: Place, beta: float) -> Made:
     """As many pairs as in the first round, from steps of the untrained policy."""
     _, facts = round_prm(at, 1, False)
     wanted = facts["rounds"][0]["pairs"]
+    if not wanted:  # nothing was suspect in the first round
+        return at.policy("off-policy", at.prism, beta), at.prism, {"tokens": 0, "rounds": []}
     settings = replace(at.size.rounds, min_score=0.0, disagree="none")
     kept: list[StepTree] = []
     tokens, total = 0, 0
@@ -303,7 +311,7 @@ def off_policy(at: Place, beta: float) -> Made:
     path = at.folder / f"seed-{at.seed}" / "off-policy.parquet"
     if not path.exists():
         write_trees(path, kept, source="off-policy")
-    prm = retrain(at.recipe, [path], at.folder / f"seed-{at.seed}" / "off-policy-prm", accelerator=accelerator())
+    prm = at.retrain([path], "off-policy-prm")
     facts = {"tokens": tokens, "rounds": [{"pairs": total, "wanted": wanted, "noise": at.noise(kept)}]}
     return at.policy("off-policy", prm, beta), prm, facts
 

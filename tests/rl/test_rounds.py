@@ -25,6 +25,7 @@ from prism_prm.lab.world.problems import draw_problems
 from prism_prm.lab.world.trees import sample_trees
 from prism_prm.rl.alarm import read_points
 from prism_prm.rl.rounds import train_rounds
+from prism_prm.serve.page_documents import ShownResults, run_documents
 from prism_prm.train.recipe import load_recipe
 
 PRM_RECIPE = """
@@ -59,6 +60,7 @@ train = "{folder}/prm.toml"
 problems = 8
 samples = 3
 rollouts = 2
+repeat = 2
 min_score = 0.0
 [rounds.sampling]
 temperature = 1.0
@@ -105,7 +107,7 @@ def test_a_round_labels_retrains_and_trains_again(run: Path, folder: Path) -> No
     assert {tree.problem for tree in trees} <= set(problems[:8]), "the first eight that are not held out"
     assert {step.label for tree in trees for step in tree.nodes} <= {0.0, 1.0, None}
     retrained = load_recipe(run / "round-1" / "prm" / "recipe.toml")
-    assert retrained.data.inputs == (f"{folder}/trees.parquet", f"{run}/round-0/exploits/trees.parquet")
+    assert retrained.data.inputs == (f"{folder}/trees.parquet", *[f"{run}/round-0/exploits/trees.parquet"] * 2)
     assert retrained.base.prm == f"{folder}/prm", "from the base"
     before, after = (load_prm(place).model_hash() for place in (folder / "prm", run / "round-1" / "prm"))
     assert before != after
@@ -138,6 +140,19 @@ def test_one_report_shows_all_rounds(run: Path) -> None:
     page = (run / "report.md").read_text()
     for text in ("rounds-answer", "rounds-proxy", "## What the policies exploited", "| round 1 |"):
         assert text in page
+
+
+def test_the_page_shows_each_round_and_what_was_exploited(run: Path) -> None:
+    results = ShownResults.named([f"mine={run}"])
+    first, last = run_documents(results.places[0], results) or []
+    assert [(one.kind, one.title, one.key) for one in (first, last)] == [
+        ("grpo", "mine, round 0", "round-0"), ("grpo", "mine, round 1", "round-1"),
+    ]  # fmt: skip
+    facts = json.loads((run / "metrics.json").read_text())["rounds"][0]["exploits"]
+    shown = first.body()["exploits"]
+    assert shown == {name: facts[name] for name in shown}
+    assert set(shown) == {"wrong_steps", "passed_before", "passed_after", "most_frequent"}
+    assert last.body()["exploits"] is None
 
 
 STAGES = {
@@ -179,6 +194,14 @@ def test_a_finished_run_does_nothing_again(run: Path, folder: Path) -> None:
     command = ["grpo", str(folder / "recipe.toml"), "--out", str(run)]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     assert weights() == before
+
+
+def test_a_policy_that_exploits_nothing_needs_no_round(folder: Path, said: list[str]) -> None:
+    rounds = train_rounds(folder / "recipe.toml", folder / "nothing", assignments=["rounds.min_score=1.0"])
+    assert len(rounds) == 1
+    assert said[-1].endswith("sampled steps is suspect: no further round is needed.")
+    assert (folder / "nothing" / "report.html").exists()
+    assert not (folder / "nothing" / "round-1").exists()
 
 
 def test_the_next_round_can_continue_with_the_trained_policy(folder: Path) -> None:

@@ -25,6 +25,8 @@ from prism_prm.stats import Interval, mean_interval
 
 RUN, POLICY, LOG, POINTS, SAMPLES = "run.json", "policy", "log.json", "looks.parquet", "samples.jsonl"
 """The files of a run."""
+MEASURED = "measured.json"
+"""The file in the folder of a round's exploits with the most frequent ones, and what two PRMs make of them."""
 PROXY = "proxy"
 """The mean reward."""
 VOTE = "vote"

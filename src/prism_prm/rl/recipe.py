@@ -127,6 +127,9 @@ class RoundSettings:
     rule: str = "half"
     """With labels = "rollouts": a step is right if any of its rollouts reaches the answer (any), at least half of them
     (half), or a fraction above T (value>T)."""
+    repeat: Count = 4
+    """How many times the new trees are in the data of the retrained PRM. They are few beside the old ones, and seen
+    once or twice, most exploits would still pass."""
     seed: Natural = 0
     """The seed for all sampling."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))

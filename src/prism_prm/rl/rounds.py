@@ -32,7 +32,7 @@ from prism_prm.data.tasks import TaskGrader, TaskProblem
 from prism_prm.errors import ConfigError
 from prism_prm.files import write_text
 from prism_prm.job import Job, content_key, stoppable
-from prism_prm.rl.alarm import EvalPoint, TrainedPolicy
+from prism_prm.rl.alarm import MEASURED, EvalPoint, TrainedPolicy
 from prism_prm.rl.exploits import Exploits, Labeler, find_exploits
 from prism_prm.rl.recipe import GrpoRecipe, RoundSettings, training_recipe
 from prism_prm.rl.report import make_rounds_report
@@ -111,9 +111,13 @@ def train_rounds(
                 label_exploits(own, settings, number, folder / "exploits", trained, recipe.policy, labeler)
             state.wait_for_everyone()
             trees.append(folder / "exploits" / "trees.parquet")
+            counts = json.loads((folder / "exploits" / "exploits.json").read_text(encoding="utf-8"))["counts"]
+            if not counts["suspects"]:
+                say(f"None of {counts.get('candidates', 0):,} sampled steps is suspect: no further round is needed.")
+                break
 
             say(f"Round {number + 1} of {settings.count}: retraining the PRM with {len(trees)} files of exploits")
-            retrained = retrain(training, trees, out / f"round-{number + 1}" / "prm")
+            retrained = retrain(training, trees, out / f"round-{number + 1}" / "prm", repeat=settings.repeat)
             if is_main:
                 facts = _measure(own, folder / "exploits", prm, str(retrained))
                 rounds[-1] = replace(rounds[-1], exploits=facts)
@@ -188,8 +192,13 @@ def plan_tokens(settings: RoundSettings, num_problems: int, points: Sequence[Eva
     return {"sampling": round(num_problems * sampling), "labels": round(num_problems * labels)}
 
 
-def retrain(recipe: Recipe, trees: Sequence[Path], out: Path, *, accelerator: Accelerator | None = None) -> Path:
-    """Train a PRM by its recipe, from its base, with more trees in its data. Returns the folder of its best round."""
+def retrain(
+    recipe: Recipe, trees: Sequence[Path], out: Path, *, repeat: int = 1, accelerator: Accelerator | None = None
+) -> Path:
+    """Train a PRM by its recipe, from its base, with more trees in its data, each so many times.
+
+    Returns the folder of its best round.
+    """
     import torch
     from accelerate.state import AcceleratorState
 
@@ -199,7 +208,7 @@ def retrain(recipe: Recipe, trees: Sequence[Path], out: Path, *, accelerator: Ac
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         AcceleratorState._reset_state()
-    data = replace(recipe.data, inputs=(*recipe.data.inputs, *map(str, trees)))
+    data = replace(recipe.data, inputs=(*recipe.data.inputs, *map(str, [*trees] * repeat)))
     return Path(train_prm(replace(recipe, data=data), out, accelerator=accelerator)["best"])
 
 
@@ -209,7 +218,8 @@ def _measure(recipe: GrpoRecipe, folder: Path, before: str, after: str) -> dict[
     trees = list(iter_trees(folder / "trees.parquet"))
     with Job(folder) as job:
         measured = job.once(
-            "measured", lambda: measure_exploits(trees, *(open_prm(prm, recipe.load) for prm in (before, after))),
+            Path(MEASURED).stem,
+            lambda: measure_exploits(trees, *(open_prm(prm, recipe.load) for prm in (before, after))),
             before=before, after=after, trees=content_key([tree.content_hash() for tree in trees]),
         )  # fmt: skip
     return facts | dict(measured)
