@@ -227,7 +227,7 @@ def rl_rounds() -> Drawing:
     drawing.arrow((460, 278), (460, 331))
     drawing.arrow((329, 360), (221, 360))
     drawing.arrow((115, 331), (115, 229))
-    drawing.arrow((220, 200), (275, 200), (275, 48), (329, 48), label="reward", at=(228, 128))
+    drawing.arrow((220, 200), (275, 200), (275, 48), (329, 48), label="reward", at=(220, 128))
     return drawing
 
 
