@@ -121,8 +121,9 @@ def label_task(
             items = list(map(LabelItem, problems, [None] * len(keys) if trees is None else trees))
             mapped = job.map(
                 functools.partial(label_chunk, settings=settings, grow=grow), dict(zip(keys, items, strict=True)),
-                name=name, verb="labeled", unit="problems" if trees is None else "trees", workers=workers, kind=LabelResult,
-                chunk=recipe.at_once, made_with={"settings": asdict(settings), "policy": workers.ask(policy_identity)},
+                name=name, verb="labeled", unit="problems" if trees is None else "trees", workers=workers,
+                kind=LabelResult, chunk=recipe.at_once,
+                made_with={"settings": asdict(settings), "policy": workers.ask(policy_identity)},
                 made_from={key: item.content() for key, item in zip(keys, items, strict=True)},
                 on_start=lambda _: job.write_settings(recipe), on_event=Speedometer().update,
             )  # fmt: skip
