@@ -1,4 +1,4 @@
-"""Draws the diagrams of the docs: docs/figures/{data-flow,packed-tree,search-loop,job-folder}.svg.
+"""Draws the diagrams of the docs: docs/figures/{data-flow,packed-tree,search-loop,job-folder,rl-rounds}.svg.
 
 Each is one SVG with two palettes: it follows the reader's color scheme, and on the docs site the palette toggle.
 
@@ -211,7 +211,33 @@ def job_folder() -> Drawing:
     return drawing
 
 
-DIAGRAMS = {"data-flow": data_flow, "packed-tree": packed_tree, "search-loop": search_loop, "job-folder": job_folder}
+def rl_rounds() -> Drawing:
+    """Adversarial rounds of a policy and its PRM."""
+    drawing = Drawing("A round: train the policy, sample its steps, label suspects, retrain the PRM, train again")
+    drawing.box(10, 2, 210, 56, "Reference policy", "every round starts here")
+    drawing.box(330, 2, 260, 56, "Train the policy", "to the end, or to the alarm", fill="blue")
+    drawing.box(330, 112, 260, 56, "Sample its steps", "after prefixes of right solutions", fill="blue")
+    drawing.box(330, 222, 260, 56, "Keep suspects", "high score, no right answer", fill="red")
+    drawing.box(330, 332, 260, 56, "Label them", "rollouts, a critic, people", fill="green")
+    drawing.box(10, 332, 210, 56, "Pairs, old and new", "after the same prefix", fill="green")
+    drawing.box(10, 172, 210, 56, "Retrain the PRM", "from its base", fill="blue")
+    drawing.arrow((220, 30), (329, 30))
+    drawing.arrow((460, 58), (460, 111))
+    drawing.arrow((460, 168), (460, 221))
+    drawing.arrow((460, 278), (460, 331))
+    drawing.arrow((329, 360), (221, 360))
+    drawing.arrow((115, 331), (115, 229))
+    drawing.arrow((220, 200), (275, 200), (275, 48), (329, 48), label="reward", at=(220, 128))
+    return drawing
+
+
+DIAGRAMS = {
+    "data-flow": data_flow,
+    "packed-tree": packed_tree,
+    "search-loop": search_loop,
+    "job-folder": job_folder,
+    "rl-rounds": rl_rounds,
+}
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ PYTHON_API = {
         "search_task SearchRecipe search_problems SearchSettings open_policy PolicySettings Sampling label_task "
         "LabelRecipe LabelSettings RaySettings"
     ),
-    "Reinforcement learning": "PRMReward StepGRPOTrainer train_policy GrpoRecipe",
+    "Reinforcement learning": "PRMReward StepGRPOTrainer Monitor MonitorSettings train_policy train_rounds GrpoRecipe",
     "Look and serve": "view_results serve_prms ServeSettings",
     "Lab": "run_demo report_theory VerifierSettings",
     "Errors": "PrismError ConfigError DataError ModelError",

@@ -132,7 +132,7 @@ max_completion_length = 4
 """
 
 
-TOO_LONG = ("run_demo",)
+TOO_LONG = ("run_demo", "train_rounds")
 """Examples that take minutes."""
 
 

@@ -58,8 +58,11 @@ if TYPE_CHECKING:
     from prism_prm.plan.plan_run import plan_run as plan_run
     from prism_prm.ray import RaySettings as RaySettings
     from prism_prm.report import Report as Report
+    from prism_prm.rl.alarm import MonitorSettings as MonitorSettings
+    from prism_prm.rl.monitor import Monitor as Monitor
     from prism_prm.rl.recipe import GrpoRecipe as GrpoRecipe
     from prism_prm.rl.reward import PRMReward as PRMReward
+    from prism_prm.rl.rounds import train_rounds as train_rounds
     from prism_prm.rl.train_policy import train_policy as train_policy
     from prism_prm.rl.trainer import StepGRPOTrainer as StepGRPOTrainer
     from prism_prm.scorer import Scorer as Scorer
@@ -103,6 +106,8 @@ _EXPORTS = {
     "LabelRecipe": "prism_prm.search.recipes",
     "LabelSettings": "prism_prm.search.label_rules",
     "ModelError": "prism_prm.errors",
+    "Monitor": "prism_prm.rl.monitor",
+    "MonitorSettings": "prism_prm.rl.alarm",
     "PRM": "prism_prm.models.prm",
     "PRMReward": "prism_prm.rl.reward",
     "PairRecipe": "prism_prm.data.build_pairs",
@@ -167,6 +172,7 @@ _EXPORTS = {
     "steps_from_predictions": "prism_prm.evaluate.score_files",
     "train_policy": "prism_prm.rl.train_policy",
     "train_prm": "prism_prm.train.train_prm",
+    "train_rounds": "prism_prm.rl.rounds",
     "view_results": "prism_prm.serve.page_html",
     "weighted_vote": "prism_prm.search.select",
 }

@@ -58,6 +58,13 @@ PAIRED = [
     ("search.toml", "n", [], "n = ()"),
     ("search.toml", "prm", [], "--prm"),
     ("search.toml", "policy.prompting.user", "no place", "no place", "{problem}"),
+    ("grpo.toml", "prm", "", "rounds.count", "set prm"),
+    ("grpo.toml", "rounds.train", "", "rounds.train", "recipe"),
+    ("grpo.toml", "rounds.labels", "judge", "rounds.labels = 'judge'", "rounds.judge"),
+    ("grpo.toml", "rounds.disagree", "judge", "rounds.disagree = 'judge'", "rounds.judge"),
+    ("grpo.toml", "rounds.rule", "soft", "rounds.rule = 'soft'"),
+    ("grpo.toml", "trainer.scale_rewards", "none", "scale_rewards", "reward.scale"),
+    ("grpo.toml", "reward.clip", "cart", "reward.clip = 'cart'", "card"),
 ]  # fmt: skip
 """What no single type can say: settings that contradict each other."""
 
@@ -77,6 +84,8 @@ NAMES: list[Any] = [
     ("search.toml", "policy.name", "openai:http://:x/v1", "http://:x/v1"),
     ("search.toml", "policy.device", "nonsense", "nonsense"),
     ("search.toml", "policy.dtype", "nonsense", "nonsense", "float32"),
+    ("grpo.toml", "rounds.train", "nowhere.toml", "nowhere.toml"),
+    ("grpo.toml", "rounds.judge", "nowhere", "nowhere"),
 ]  # fmt: skip
 """Names of nothing: the message says the name."""
 

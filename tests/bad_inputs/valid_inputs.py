@@ -104,7 +104,13 @@ SEARCH: dict[str, Any] = {
     "policy": {"name": "hf:policy"},
     "search": {"max_steps": 2, "sampling": {"max_step_tokens": 4}},
 }
-RECIPES = {"train.toml": TRAIN, "search.toml": SEARCH}
+GRPO: dict[str, Any] = {
+    "policy": "policy",
+    "prm": "prm",
+    "problems": {"train": "task.jsonl"},
+    "rounds": {"count": 1, "train": "train.toml"},
+}
+RECIPES = {"train.toml": TRAIN, "search.toml": SEARCH, "grpo.toml": GRPO}
 
 COMMANDS: dict[str, list[str]] = {
     "pairs": ["pairs", "prm800k.jsonl", "--out", "out"],
@@ -115,6 +121,7 @@ COMMANDS: dict[str, list[str]] = {
     "score": ["score", "unlabelled.jsonl", "--prm", "prm", "--out", "out.parquet"],
     "score pairs": ["score", "pairs", "--prm", "prm", "--out", "out.parquet", "--pairs"],
     "train": ["train", "train.toml", "--out", "out"],
+    "grpo": ["grpo", "grpo.toml", "--out", "out"],
     "eval": ["eval", "--prm", "prm", "--bench", "processbench", "--data", "processbench.jsonl", "--out", "out"],
     "eval predictions": [
         "eval", "--predictions", "predictions.jsonl", "--bench", "processbench", "--data", "processbench.jsonl",

@@ -22,7 +22,7 @@ SHELLS = ("bash", "sh", "shell", "console", "")
 WORKFLOWS = (
     "build_pairs", "calibrate_prm", "compare_rates", "compare_runs", "evaluate_prm", "export_pairs", "label_task",
     "look_at", "measure_margins", "plan_run", "report_theory", "rerank_pool", "run_demo", "score_files", "search_task",
-    "serve_prms", "train_policy", "train_prm", "view_results",
+    "serve_prms", "train_policy", "train_prm", "train_rounds", "view_results",
 )  # fmt: skip
 """The public functions that do the work of the commands: with what they are called, the settings are resolved."""
 

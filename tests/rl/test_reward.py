@@ -16,7 +16,7 @@ import pytest
 from fakes import fake
 
 from prism_prm import ConfigError, PRMReward
-from prism_prm.aggregate import AGGREGATORS, solution_score
+from prism_prm.aggregate import AGGREGATORS, CardValues, solution_score
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.tree import StepTree
 
@@ -205,6 +205,15 @@ def test_clip_and_delta() -> None:
     assert both.last[0].step_rewards == pytest.approx((0.1, -0.1, 0.0))
     with pytest.raises(ConfigError, match="verifiable"):
         PRMReward(fake(), delta=True)
+    carded = fake()
+    carded.card = CardValues(threshold=0.6)
+    assert PRMReward(carded, clip="card").clip == 0.6
+    for card, reason in ((None, "has no card"), (CardValues(), "has only the default threshold, 0.5, in its card")):
+        carded.card = card
+        with pytest.raises(ConfigError, match=f'clip = "card": the PRM {reason}; calibrate it'):
+            PRMReward(carded, clip="card")(prompts=["1"], completions=["0.5 x"])
+    with pytest.raises(ConfigError, match="clip = 'cart' is neither a number nor"):
+        PRMReward(fake(), clip="cart")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="clip = 2"):
         PRMReward(fake(), clip=2)
 

@@ -15,6 +15,7 @@ RECIPES = Path(__file__).parents[2] / "recipes" / "rl"
 NAMES = {
     "qwen2.5-1.5b-qwen-prm": ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-Math-PRM-7B"),
     "qwen2.5-1.5b-prism": ("Qwen/Qwen2.5-1.5B-Instruct", "runs/qwen2.5-math-prm-7b"),
+    "qwen2.5-1.5b-rounds": ("Qwen/Qwen2.5-1.5B-Instruct", "runs/qwen2.5-math-prm-7b"),
     "smollm2-135m-gsm8k": ("HuggingFaceTB/SmolLM2-135M-Instruct", "runs/smollm2-135m"),
 }
 OF_THE_PAPER = ("aime-2024", "amc-83", "gsm8k", "math-500", "minerva", "olympiadbench")
@@ -42,6 +43,12 @@ def test_the_papers_recipes_have_its_tasks_and_are_marked(name: str) -> None:
 def test_the_papers_recipes_differ_in_the_prm_alone() -> None:
     first, second = (read_settings(GrpoRecipe, RECIPES / f"{name}.toml", ["prm=one"]) for name in list(NAMES)[:2])
     assert first == second
+
+
+def test_rounds_retrain_by_a_shipped_recipe() -> None:
+    rounds = read_settings(GrpoRecipe, RECIPES / "qwen2.5-1.5b-rounds.toml").rounds
+    assert rounds.count == 1
+    assert (RECIPES.parents[1] / rounds.train).is_file()
 
 
 def test_all_are_listed() -> None:

@@ -170,7 +170,7 @@ def test_training_ends_at_an_alarm(world_policy: Path, tmp_path: Path, said: lis
     alarm = curve.alarms["answer"]
     assert alarm is not None
     assert curve.points[-1].update == alarm.update < 60
-    assert said == [f"Alarm at {alarm}."]
+    assert said == [f"Alarm at {alarm}. {alarm.advice}"]
     assert curve.alarms[VOTE] is None
 
 

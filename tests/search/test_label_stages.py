@@ -23,7 +23,7 @@ from prism_prm.data.tasks import TaskProblem, problem_of
 from prism_prm.search import label_task as run
 from prism_prm.search.label_engine import Judging
 from prism_prm.search.label_rules import LabelSettings
-from prism_prm.search.label_task import _Item, label_task
+from prism_prm.search.label_task import LabelItem, label_task
 from prism_prm.search.recipes import LabelRecipe
 from prism_prm.tree import StepTree
 
@@ -162,7 +162,7 @@ def test_what_labels_follow_from() -> None:
     trees = [StepTree.chain("p", ["a"]), StepTree.chain("p", ["a", "b"])]
 
     def content(problem: TaskProblem, tree: StepTree | None = None) -> str:
-        return _Item(problem, tree).content()
+        return LabelItem(problem, tree).content()
 
     assert content(number) == content(replace(number, name="another"))
     changed = [
@@ -251,3 +251,35 @@ def test_the_tokenizer_of_the_first_policy_is_not_that_of_the_second() -> None:
     assert named.second == PolicySettings(SECOND, tokenizer="of-b", concurrency=3)
     with pytest.raises(PrismError, match="are for a second policy: name one with --second-policy"):
         replace(recipe, second_model="b")
+
+
+def test_misleading_solutions_of_a_search_are_labeled_and_get_alternatives(tmp_path: Path) -> None:
+    """Of five solutions, two equal ones have a wrong answer and a high score; their second step is the first error."""
+    task = write_task(tmp_path / "task.jsonl", ["1"])
+    bad, good = ["good 0", "bad 1", "bad 2", "bad 3", "#### 0"], ["good 0", "good 1", "good 2", "good 3", "#### 1"]
+    solutions = [(bad, 0.9), (bad, 0.8), (good, 0.9), (bad, 0.3), (bad, None)]
+    record = {
+        "problem": "p0",
+        "answer": "1",
+        "solutions": [{"steps": steps} | ({"scores": [0.99] * 4 + [p]} if p else {}) for steps, p in solutions],
+    }
+    other = {"problem": "another", "answer": "1", "solutions": [{"steps": bad, "scores": [0.9] * 5}]}
+    (tmp_path / "search" / "pools").mkdir(parents=True)
+    (tmp_path / "search" / "pools" / "beam.jsonl").write_text(json.dumps(record) + "\n" + json.dumps(other) + "\n")
+    settings = replace(SETTINGS, method="binary", rule="value>0.25", rollouts=64, alternatives=4)
+    policy, said = Noted(), list[str]()
+    recipe = LabelRecipe(
+        task=task, policy=PolicySettings("hf:first"), label=settings, solutions=str(tmp_path / "search")
+    )
+    with shown_on(Console(said.append)):
+        label_task(recipe, tmp_path / "out", policy=policy, judge=judging)
+    assert said[0] == (
+        f"{tmp_path / 'search'}: solutions without scores: 1, with a low score: 1, with the right answer: 1, "
+        "with a wrong answer and a high score: 2, of other problems: 1"
+    )
+    (tree,) = iter_trees(tmp_path / "out" / "trees.parquet")
+    assert tree.texts(tree.trunk) == bad
+    assert [step.label for step in tree.nodes] == [1.0, 0.0, None, None, None, 1.0]
+    assert (tree.nodes[5].text, tree.parents[5]) == ("good 1", 0), "the alternative to the first error"
+    with pytest.raises(PrismError, match=r"no solution of a problem of .* has a wrong answer and a score above 0\.95"):
+        label_task(replace(recipe, min_score=0.95), tmp_path / "none", policy=policy, judge=judging)

@@ -18,22 +18,30 @@ def grpo(settings: GrpoRecipe, out: Path) -> None:
     """
     check_places(settings)
     from prism_prm.report import PAGE, number, percent
+    from prism_prm.rl.rounds import train_rounds
     from prism_prm.rl.train_policy import train_policy
 
     is_main = num_processes() == 1 or join_processes().is_main_process
-    trained = train_policy(settings, out)
+    rounds = train_rounds(settings, out) if settings.rounds.count else []
+    trained = rounds[-1].trained if rounds else train_policy(settings, out)
     if not is_main:
         return
 
     def show() -> None:
         gold = trained.gold
+        if rounds:
+            rows = [
+                [f"round {at}", *(percent(one.trained.points[i].mean(gold)) for i in (0, -1))]
+                for at, one in enumerate(rounds)
+            ]
+            print_table("Held-out problems solved, sampled (%)", ["", "untrained", "trained"], rows)
         rows = [
             [str(one.update), number(one.mean("proxy")), percent(one.mean(gold)), percent(one.mean(f"greedy/{gold}"))]
             for one in (trained.points[0], trained.points[-1])
         ]
         print_table("Held-out problems", ["update", "mean reward", "solved, sampled (%)", "solved, greedy (%)"], rows)
         for alarm in filter(None, trained.alarms.values()):
-            tell(f"Alarm at {alarm}.")
+            tell(f"Alarm at {alarm}. {alarm.advice}")
         tell(f"Policy: {trained.policy}")
         tell(out / PAGE)
 
@@ -45,9 +53,11 @@ COMMAND = Command(
     grpo,
     argument="recipe",
     out=Out("The run's folder. By default runs/NAME for NAME.toml.", default="runs/{name}"),
-    options={"--prm": "prm"},
+    options={"--prm": "prm", "--rounds": "rounds.count"},
     examples={
         "A small run on a CPU": "prism grpo recipes/rl/smollm2-135m-gsm8k.toml --prm runs/my-prm",
+        "Retrain the PRM twice on what the policy exploits":
+            "prism grpo recipes/rl/qwen2.5-1.5b-rounds.toml --rounds 2",
         "In eight processes":
             "accelerate launch --num_processes 8 -m prism_prm grpo recipes/rl/qwen2.5-1.5b-prism.toml "
             "--prm runs/my-prm",

@@ -25,6 +25,8 @@ from prism_prm.stats import Interval, mean_interval
 
 RUN, POLICY, LOG, POINTS, SAMPLES = "run.json", "policy", "log.json", "looks.parquet", "samples.jsonl"
 """The files of a run."""
+MEASURED = "measured.json"
+"""The file in the folder of a round's exploits with the most frequent ones, and what two PRMs make of them."""
 PROXY = "proxy"
 """The mean reward."""
 VOTE = "vote"
@@ -105,6 +107,16 @@ class Alarm:
     """The metric that raised the alarm: a gold metric, or VOTE."""
     measure: str
     """The same, with the prefix `greedy/` if it is of greedy solutions."""
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        if self.gold == VOTE:
+            return "Compare with true answers: an improving policy also leaves the untrained policy's answers."
+        return (
+            f"The policy may exploit the reward: keep the policy of update {self.since}, and retrain the PRM on what "
+            "it exploits (`prism grpo --rounds 1`)."
+        )
 
     def __str__(self) -> str:
         moved = f"rose by {self.rise:.3f}" if self.rise >= 0 else f"fell by only {-self.rise:.3f}"

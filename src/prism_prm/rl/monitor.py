@@ -1,7 +1,7 @@
 """Monitor a policy while TRL trains it: evaluate it on held-out problems by its reward and by true answers.
 
-    monitor = Monitor(held_out, reward, gold, folder, start=copy.deepcopy(model))
-    trainer = GRPOTrainer(…)
+    monitor = Monitor(held_out, reward, "run", start=copy.deepcopy(model))
+    trainer = GRPOTrainer(model, reward_funcs=[reward], …)
     monitor.attach(trainer)
     trainer.train()
     monitor.points, monitor.alarms
@@ -27,7 +27,7 @@ from transformers import Trainer, TrainerCallback
 from prism_prm.arrays import Floats
 from prism_prm.backends.policy import Prompting, render
 from prism_prm.console import say
-from prism_prm.data.tasks import Grader, TaskProblem
+from prism_prm.data.tasks import Grader, TaskGrader, TaskProblem
 from prism_prm.errors import ConfigError
 from prism_prm.files import write_text
 from prism_prm.rl.alarm import (
@@ -105,7 +105,9 @@ class AnswerGold:
         self.grader = grader
 
     def __call__(self, rows: Sequence[Row], written: Sequence[Rollout]) -> Truth:
-        problems = [TaskProblem.with_reference(row["problem"], row["answer"], row["tolerance"]) for row in rows]
+        problems = [
+            TaskProblem.with_reference(row["problem"], row["answer"], row.get("tolerance", 0.0)) for row in rows
+        ]
         answers = [
             (problem, self.grader.extract(problem, rollout.text).answer if rollout.ended else None)
             for problem, rollout in zip(problems, written, strict=True)
@@ -185,23 +187,46 @@ LOGITS_AT_ONCE = 2**26
 
 
 class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Evaluates the policy every few updates. With several processes, each evaluates its share of the problems."""
+    """Watches the policy of TRL's `GRPOTrainer`, or of a subclass: reward and true accuracy on held-out problems.
+
+    An alarm is raised when true accuracy has fallen and the reward has not. Every evaluation is logged by the trainer
+    and written to `looks.parquet`; a resumed training continues it. With several processes, each evaluates its share of
+    the problems.
+
+    Args:
+        rows: the held-out problems: `prompt` as the policy reads it, `problem`, `answer`, and other columns that the
+            reward reads.
+        reward: the reward function of the trainer.
+        folder: where `looks.parquet`, `samples.jsonl` and `votes.json` are written.
+        settings: how often to evaluate, with how many samples, and whether to stop at an alarm.
+        gold: judges solutions by the truth; default: their final answers.
+        start: a copy of the untrained policy, to measure the divergence from it. Copy it before the trainer is created,
+            because trainers wrap a model's `forward`.
+
+    Example:
+        >>> monitor = Monitor(held_out, reward, "run", MonitorSettings(stop_on_alarm=True))  # doctest: +SKIP
+        >>> monitor.attach(trainer)  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+        >>> print(monitor.alarms.get("answer", "no alarm"))  # doctest: +SKIP
+    """
 
     def __init__(
         self,
         rows: Sequence[Row],
         reward: Reward,
-        gold: Gold,
         folder: str | Path,
         settings: MonitorSettings | None = None,
         *,
+        gold: Gold | None = None,
         start: Any = None,
     ) -> None:
         if not rows:
             raise ConfigError("there are no held-out problems to monitor the policy on")
         self.rows = list(rows)
         self.reward = reward
-        self.gold = gold
+        self._grader = TaskGrader()
+        """Judges answers by default; it starts processes only when it is used."""
+        self.gold = gold or AnswerGold(self._grader)
         self.folder = Path(folder)
         self.settings = settings or MonitorSettings()
         self.points: list[EvalPoint] = []
@@ -209,8 +234,6 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         """The first alarm of the first gold metric, and of VOTE."""
         self._votes: list[Any] = []
         self._start = start
-        """A copy of the untrained policy; without it, the divergence is not measured. Copy it before the trainer is
-        created: trainers wrap a model's `forward`, and a later copy would call the trained model."""
 
     def attach(self, trainer: Any) -> None:
         """Monitor the policy of this trainer, which is not trained yet."""
@@ -249,9 +272,12 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         Trainer.log(self.trainer, {f"held_out/{name}": value for name, value in point.summary().items()})
         for alarm in self._raise_alarms(self.points):
             if state.is_world_process_zero:
-                say(f"Alarm at {alarm}.")
+                say(f"Alarm at {alarm}. {alarm.advice}")
             if alarm.gold != VOTE and self.settings.stop_on_alarm:
                 control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        self._grader.close()
 
     def _raise_alarms(self, points: Sequence[EvalPoint]) -> list[Alarm]:
         """Record and return new alarms at the last point; each kind is raised once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from prism_prm.aggregate import check_aggregator
 from prism_prm.backends.open_scorer import PrmOptions, check_scorer
@@ -11,10 +11,13 @@ from prism_prm.backends.policy import Prompting, Sampling
 from prism_prm.config import Count, Natural, NotNegative, Share, check
 from prism_prm.data.inputs import find_sources
 from prism_prm.data.tasks import Level
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, SettingError
 from prism_prm.models.model_files import check_model
 from prism_prm.rl.alarm import MonitorSettings
 from prism_prm.rl.credit import find_credit
+from prism_prm.search.label_rules import LabelSettings
+from prism_prm.train.recipe import Recipe, load_recipe
+from prism_prm.train.recipe import check_places as check_training
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,13 @@ class RewardSettings:
     early."""
     verifiable: NotNegative = 0.0
     """The bonus for a right final answer."""
-    clip: Share | None = None
-    """Cap scores at this value, and subtract it from the reward. By default scores are not capped."""
+    clip: Share | Literal["card"] | None = None
+    """Cap scores at this value, or at the threshold of the PRM's card (card), and subtract it from the reward. By
+    default scores are not capped."""
+    scale: Literal["group", "batch", "none"] = "group"
+    """What rewards are divided by, after the mean of the solutions to the same problem was subtracted: their standard
+    deviation (group), that of the whole batch (batch), or nothing (none). Scaling by group makes small differences
+    between good solutions as important as large ones. For the credit outcome; TRL's `scale_rewards`."""
     delta: bool = False
     """Use the differences between the scores of successive steps as step rewards. Needs `verifiable`."""
 
@@ -84,6 +92,64 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundSettings:
+    """Section [rounds]: retrain the PRM on the errors that the policy exploits, and train the policy again."""
+
+    count: Natural = 0
+    """Rounds after the first training of the policy. Each samples the trained policy's steps, labels those that the
+    PRM overrates, retrains the PRM with them, and trains the policy with the new PRM. With 0 there is only the first
+    training."""
+    train: str = ""
+    """The recipe of `prism train` that trained the PRM. Every round trains by it again, with the new steps added to its
+    data."""
+    restart: Literal["reference", "last"] = "reference"
+    """Where the next policy starts: at the recipe's policy (reference), or at the one that was just trained (last)."""
+    problems: Count = 600
+    """Training problems whose steps are sampled in a round. The next round continues with the problems after them."""
+    tries: Count = 8
+    """Solutions of each problem by the reference policy. Of those with the right answer, the one that the PRM scores
+    highest gives the prefixes; a problem without one is left out."""
+    samples: Count = 6
+    """Continuations by the trained policy after each prefix. Equal steps count once."""
+    min_score: Share | None = None
+    """Only steps with a score above this are suspect. By default the threshold of the PRM's card."""
+    disagree: Literal["answers", "judge", "none"] = "answers"
+    """What else makes a step suspect: no continuation through it has the right answer (answers), `judge` scores it
+    below its own threshold (judge), or nothing more (none)."""
+    labels: Literal["rollouts", "answers", "judge", "file"] = "rollouts"
+    """What labels suspects: rollouts of the reference policy (rollouts), whether any of the trained policy's own
+    continuations has the right answer (answers), the scores of `judge` (judge), or people, in a file that the run
+    writes and waits for (file)."""
+    judge: str | None = None
+    """A second PRM or a critic (critic:openai:URL, critic:hf:FOLDER), for `disagree` and `labels`."""
+    rollouts: Count = 8
+    """With labels = "rollouts": the maximum number of rollouts per step. They stop when the label is decided."""
+    rule: str = "half"
+    """With labels = "rollouts": a step is right if any of its rollouts reaches the answer (any), at least half of them
+    (half), or a fraction above T (value>T)."""
+    repeat: Count = 4
+    """How many times the new trees are in the data of the retrained PRM. They are few beside the old ones, and seen
+    once or twice, most exploits would still pass."""
+    seed: Natural = 0
+    """The seed for all sampling."""
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
+
+    def __post_init__(self) -> None:
+        check(self)
+        self.labeling  # noqa: B018 - raises if the rule is unknown, or soft
+        if "judge" in (self.disagree, self.labels) and not self.judge:
+            name = "disagree" if self.disagree == "judge" else "labels"
+            raise SettingError(name, "judge", "needs a second PRM or a critic: set rounds.judge")
+
+    @property
+    def labeling(self) -> LabelSettings:
+        """How steps are labeled by rollouts."""
+        return LabelSettings(
+            "adaptive", self.rollouts, alternatives=0, rule=self.rule, seed=self.seed, sampling=self.sampling
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class GrpoRecipe:
     """All settings of `prism grpo`. Paths are relative to the working directory."""
 
@@ -102,6 +168,7 @@ class GrpoRecipe:
     reward: RewardSettings = field(default_factory=RewardSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    rounds: RoundSettings = field(default_factory=RoundSettings)
     load: PrmOptions = field(default_factory=PrmOptions)
     """How to load the PRM: dtype, device, family, …; for a critic, its settings in the table `critic`."""
     trainer: dict[str, Any] = field(default_factory=dict)
@@ -113,6 +180,12 @@ class GrpoRecipe:
         find_credit(self.credit)
         if self.load.ray is not None or self.load.families:
             raise ConfigError("load: the PRM runs in the trainer's own processes; remove ray and families")
+        if "scale_rewards" in self.trainer:
+            raise ConfigError("trainer.scale_rewards is the setting reward.scale here: move it there")
+        if self.rounds.count and not self.prm:
+            raise ConfigError("rounds.count retrains a PRM: set prm, or rounds.count = 0")
+        if self.rounds.count and not self.rounds.train:
+            raise ConfigError("rounds.count needs the recipe that trained the PRM: set rounds.train, e.g. to prm.toml")
         if not self.prm and self.credit != "outcome":
             raise ConfigError(f'credit = {self.credit!r} needs step scores: set prm, or credit = "outcome"')
 
@@ -122,7 +195,22 @@ def check_places(recipe: GrpoRecipe) -> None:
     check_model(recipe.policy)
     if recipe.prm:
         check_scorer(recipe.prm, recipe.load)
+    if recipe.rounds.count:
+        check_training(training_recipe(recipe.rounds))
+        if recipe.rounds.judge:
+            check_scorer(recipe.rounds.judge, recipe.load)
     problems = recipe.problems
     find_sources(
         [place for place in (problems.train_data, problems.held_out_data, *recipe.evaluation.data.values()) if place]
     )
+
+
+def training_recipe(rounds: RoundSettings) -> Recipe:
+    """The recipe that retrains the PRM in every round."""
+    recipe = load_recipe(rounds.train)
+    if not recipe.data.inputs:
+        raise ConfigError(
+            f"{rounds.train}: data.folder has finished pairs, to which no steps can be added; name their inputs in "
+            "data.inputs instead."
+        )
+    return recipe

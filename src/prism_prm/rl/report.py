@@ -13,6 +13,7 @@ from prism_prm.rl.recipe import GrpoRecipe
 from prism_prm.stats import compare_means
 
 if TYPE_CHECKING:
+    from prism_prm.rl.rounds import Round
     from prism_prm.search.search_report import Point
 
 HEALTH = {
@@ -113,4 +114,80 @@ def make_report(
         counts |= {f"replies without a verdict: {kind} ({effect})": count for kind, count in missing.items()}
         report.text("## The critic")
         report.counts("", counts, caption="The cost of the verdicts behind the rewards")
+    return report
+
+
+def make_rounds_report(recipe: GrpoRecipe, rounds: Sequence[Round]) -> Report:
+    """Build the report of adversarial rounds: all curves, what was exploited, and what the labels took."""
+    gold, first, last = rounds[0].trained.gold, rounds[0].trained.points, rounds[-1].trained.points
+    start, static, end = (percent(point.mean(gold)) for point in (first[0], first[-1], last[-1]))
+    report = Report(
+        "A policy trained in adversarial rounds",
+        subtitle=f"{recipe.policy}, rewarded by {recipe.prm} and what it became in {len(rounds) - 1} rounds",
+        finding=f"Held-out problems solved: {start} % by the untrained policy, {static} % after training with the "
+        f"first PRM, {end} % after the last round.",
+    )
+    titles = [f"round {number}" for number in range(len(rounds))]
+    for name, caption in {gold: "share of sampled solutions that are right", PROXY: "mean reward"}.items():
+        text = f"Held-out problems, {caption}; 95 % over problems. Round 0 is the training with the first PRM."
+        with report.figure(f"rounds-{name}", caption=text, alt=f"{caption} against updates, for each round") as axes:
+            for (title, style), one in zip(styles(titles).items(), rounds, strict=True):
+                points = one.trained.points
+                draw_curve(
+                    axes, [point.update for point in points], [point.interval(name) for point in points], title, style
+                )
+            finish(axes, "updates", f"{caption} (%)")
+
+    rows = []
+    for title, one in zip(titles, rounds, strict=True):
+        solved = [point.mean(gold) for point in one.trained.points]
+        peak = max(range(len(solved)), key=solved.__getitem__)
+        alarm = one.trained.alarms[gold]
+        numbers = [percent(value) for value in (solved[peak], min(solved[peak:]), solved[-1])]
+        rows.append([title, *numbers, f"update {alarm.update}" if alarm else "none"])
+    report.table(
+        ["policy", "best (%)", "worst after that (%)", "at the end (%)", "alarm"], rows,
+        caption="Held-out problems solved in each round, by sampled solutions",
+    )  # fmt: skip
+
+    report.text("## What the policies exploited")
+    rows = []
+    for at, one in enumerate(rounds[:-1]):
+        assert one.exploits is not None, "only the last round has none"
+        counts, tokens, planned = (one.exploits[name] for name in ("counts", "tokens", "planned"))
+        num_wrong = one.exploits["wrong_steps"]
+        rates = [one.exploits[name] / num_wrong if num_wrong else None for name in ("passed_before", "passed_after")]
+        rows.append(
+            [f"round {at}", *(f"{counts.get(name, 0):,}" for name in ("candidates", "suspects", "labeled wrong")),
+             *("" if rate is None else percent(rate) for rate in rates),
+             *(f"{tokens[name]:,} of {planned[name]:,}" for name in ("sampling", "labels"))]
+        )  # fmt: skip
+    report.table(
+        ["policy of", "steps sampled", "suspect", "labeled wrong", "FPR before (%)", "FPR after (%)",
+         "tokens to sample, of those planned", "tokens to label, of those planned"], rows,
+        caption="Labels, and the share of the wrong steps that the PRM of the round and the retrained one score above "
+        "their thresholds",
+    )  # fmt: skip
+    for at, one in enumerate(rounds[:-1]):
+        assert one.exploits is not None
+        report.table(
+            ["step", "count", "score before", "score after", "for example after"],
+            [
+                [found["step"], str(found["count"]), number(found["score_before"]), number(found["score_after"]),
+                 " → ".join([found["problem"], *found["prefix"]])]
+                for found in one.exploits["most_frequent"]
+            ],
+            caption=f"Round {at}: the most frequent wrong steps that the PRM scored high",
+        )  # fmt: skip
+    report.metrics = {
+        "recipe": asdict(recipe),
+        "rounds": [
+            {
+                "prm": one.prm, "folder": one.folder.name, "exploits": one.exploits,
+                "looks": [{"update": point.update, **point.summary()} for point in one.trained.points],
+                "alarm": (alarm := one.trained.alarms[gold]) and asdict(alarm),
+            }
+            for one in rounds
+        ],
+    }  # fmt: skip
     return report

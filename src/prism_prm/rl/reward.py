@@ -16,11 +16,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from prism_prm.aggregate import card_values, check_aggregator, choose_aggregator, choose_threshold, solution_score
+from prism_prm.aggregate import (
+    DEFAULT_THRESHOLD,
+    card_values,
+    check_aggregator,
+    choose_aggregator,
+    choose_threshold,
+    solution_score,
+)
 from prism_prm.arrays import Floats
 from prism_prm.backends.open_critic import is_critic
 from prism_prm.backends.open_scorer import PrmOptions, remote_place
@@ -196,7 +203,8 @@ class PRMReward:
         eos: the token ids that end a completion; any other ending means that it was cut off. `StepGRPOTrainer` sets
             it; for TRL's own trainer, pass `tokenizer.eos_token_id`. Without it, only missing answers are detected.
         verifiable: the bonus for a right answer; reference answers come from the column `reference`.
-        clip: caps scores at this value and subtracts it from the reward, which is then never positive.
+        clip: caps scores at this value and subtracts it from the reward, which is then never positive; "card" is the
+            threshold of the PRM's card.
         delta: step rewards are differences between successive steps, and the last step gets only `verifiable`. Used
             only by the step-level credit `process`.
         stop: the string between two steps.
@@ -222,7 +230,7 @@ class PRMReward:
         gate: bool = True,
         eos: int | Collection[int] | None = None,
         verifiable: float = 0.0,
-        clip: float | None = None,
+        clip: float | Literal["card"] | None = None,
         delta: bool = False,
         stop: str = STOP,
         problem: str = "problem",
@@ -234,7 +242,9 @@ class PRMReward:
     ) -> None:
         if aggregator is not None:
             check_aggregator(aggregator)
-        if clip is not None and not 0 < clip <= 1:
+        if isinstance(clip, str) and clip != "card":
+            raise ConfigError(f'clip = {clip!r} is neither a number nor "card", the threshold of the PRM\'s card.')
+        if isinstance(clip, float | int) and not 0 < clip <= 1:
             raise ConfigError(f"clip = {clip} must be in (0, 1]: scores are probabilities.")
         if delta and not verifiable:
             raise ConfigError(
@@ -244,7 +254,8 @@ class PRMReward:
             raise ConfigError("the stop string between steps is empty")
         _refuse_gaps(prm, prm_options or PrmOptions())
         self.prm = prm
-        self.gate, self.verifiable, self.clip, self.delta, self.stop = gate, verifiable, clip, delta, stop
+        self.gate, self.verifiable, self.delta, self.stop = gate, verifiable, delta, stop
+        self._clip = clip
         self.eos = frozenset([eos]) if isinstance(eos, int) else None if eos is None else frozenset(eos)
         self.problem, self.reference, self.sandbox = problem, reference, sandbox
         self.prm_options = (prm_options or PrmOptions()).skipping()
@@ -279,6 +290,22 @@ class PRMReward:
     def aggregator(self) -> str:
         """How step scores become a solution's score."""
         return choose_aggregator(self._aggregator, card_values(self.scorer)).value
+
+    @property
+    def clip(self) -> float | None:
+        """The value that scores are capped at; None if they are not."""
+        if self._clip != "card":
+            return self._clip
+        card = card_values(self.scorer)
+        if card is None or card.threshold == DEFAULT_THRESHOLD:
+            found = (
+                "has no card" if card is None else f"has only the default threshold, {DEFAULT_THRESHOLD}, in its card"
+            )
+            raise ConfigError(
+                f'clip = "card": the PRM {found}; calibrate it (`prism train` does so by its validation), or set clip '
+                "to a number."
+            )
+        return card.threshold
 
     @property
     def threshold(self) -> float:
@@ -389,9 +416,9 @@ class PRMReward:
         gated = self.gate and (cut or answer is None)
         scores = np.zeros(len(probabilities)) if gated else np.nan_to_num(probabilities, nan=0.0)
         rewards, reward = scores, solution_score(scores, self.aggregator)
-        if self.clip is not None:
-            rewards = clipped(scores, self.clip)
-            reward = solution_score(rewards + self.clip, self.aggregator) - self.clip
+        if (clip := self.clip) is not None:
+            rewards = clipped(scores, clip)
+            reward = solution_score(rewards + clip, self.aggregator) - clip
         if self.delta:
             rewards = differences(rewards)
         bonus = self.verifiable if correct and not gated else 0.0
@@ -461,8 +488,12 @@ def _parse_bool(text: str) -> bool:
     return text.lower() in ("1", "true", "yes")
 
 
+def _parse_clip(text: str) -> float | str:
+    return text if text == "card" else float(text)
+
+
 OPTIONS: dict[str, Callable[[str], Any]] = {
-    "prm": str, "aggregator": str, "gate": _parse_bool, "verifiable": float, "clip": float, "stop": str,
+    "prm": str, "aggregator": str, "gate": _parse_bool, "verifiable": float, "clip": _parse_clip, "stop": str,
 }  # fmt: skip
 """Options of `PRMReward` that other frameworks can set, and their parsers."""
 PREFIX = "PRISM_RL_"

@@ -69,8 +69,11 @@ def train_policy(
         recipe = read_settings(GrpoRecipe, recipe, assignments)
     elif assignments:
         raise ConfigError("assignments apply to a recipe file; change a GrpoRecipe object with dataclasses.replace")
+    if recipe.rounds.count:
+        raise ConfigError("rounds.count: adversarial rounds are trained by train_rounds, not by train_policy")
     out = Path(out)
-    grpo_config(recipe.trainer, out)  # raises on unknown settings before anything is loaded
+    trainer = trainer_settings(recipe)
+    grpo_config(trainer, out)  # raises on unknown settings before anything is loaded
     state = PartialState()
     with (
         silent_unless(state.is_main_process),
@@ -91,7 +94,7 @@ def train_policy(
             curve = train_with_reward(
                 recipe.policy, reward, train=problem_rows(train, recipe.prompting, tokenizer),
                 held_out=problem_rows(held_out, recipe.prompting, tokenizer), gold=AnswerGold(grader), out=out,
-                trainer=recipe.trainer, credit=recipe.credit, monitor=recipe.monitor, identity=identity, begin=begin,
+                trainer=trainer, credit=recipe.credit, monitor=recipe.monitor, identity=identity, begin=begin,
             )  # fmt: skip
         after = _evaluate(recipe, str(curve.policy), out / "evaluation" / "after", state)
         if state.is_main_process:
@@ -100,6 +103,12 @@ def train_policy(
             make_report(recipe, curve, before, after, costs, notes).write(out)
         state.wait_for_everyone()
     return curve
+
+
+def trainer_settings(recipe: GrpoRecipe) -> dict[str, Any]:
+    """The settings of TRL's `GRPOConfig`."""
+    scale = recipe.reward.scale
+    return {**recipe.trainer, **({} if scale == "group" else {"scale_rewards": scale})}  # group is TRL's own default
 
 
 def split_problems(recipe: GrpoRecipe) -> tuple[list[TaskProblem], list[TaskProblem]]:
@@ -147,13 +156,15 @@ def _open_reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> I
     options = recipe.load
     if state.num_processes > 1 and options.device is None:
         options = replace(options, device=str(state.device))
-    reward = PRMReward(recipe.prm, **asdict(recipe.reward), sandbox=recipe.sandbox, prm_options=options)
+    shaping = {name: value for name, value in asdict(recipe.reward).items() if name != "scale"}
+    reward = PRMReward(recipe.prm, **shaping, sandbox=recipe.sandbox, prm_options=options)
     scorer = reward.scorer
     try:
-        # The aggregator may come from the card. The card's threshold affects only what is logged, not the reward.
-        made_with = scorer.identity(), replace(recipe.reward, aggregator=reward.aggregator)
+        # The aggregator and the value to clip at may come from the card. Otherwise its threshold affects only what is
+        # logged, not the reward. How rewards are scaled is among the trainer's settings.
+        shaping |= {"type": "RewardSettings", "aggregator": reward.aggregator, "clip": reward.clip}
         calibration = calibration_of(scorer)
-        yield reward, content_key(*made_with, *([] if calibration is None else [calibration]))
+        yield reward, content_key(scorer.identity(), shaping, *([] if calibration is None else [calibration]))
     finally:
         summary = scorer.summary()
         if summary is not None and summary["verdicts"] | summary["missing"]:

@@ -240,7 +240,7 @@ def train_with_reward(
         is_main = grpo.accelerator.is_main_process
         grpo.remove_callback(PrinterCallback)
         grpo.remove_callback(ProgressCallback)
-        Monitor(held_out, reward, gold, out, monitor, start=untrained).attach(grpo)
+        Monitor(held_out, reward, out, monitor, gold=gold, start=untrained).attach(grpo)
         if is_main:
             write_text(out / RUN, json.dumps({"made_with": made_with}, indent=2) + "\n")
         last = max(complete_checkpoints(), key=lambda path: int(path.name.rpartition("-")[2]), default=None)

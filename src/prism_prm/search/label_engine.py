@@ -56,7 +56,12 @@ class LabelEngine:
         self.policy, self.judge, self.settings, self.at_once = policy, judge, settings, at_once
 
     def run(
-        self, problems: Sequence[TaskProblem], keys: Sequence[str], trees: Sequence[StepTree] | None = None
+        self,
+        problems: Sequence[TaskProblem],
+        keys: Sequence[str],
+        trees: Sequence[StepTree] | None = None,
+        *,
+        grow: bool = False,
     ) -> Iterator[tuple[int, LabelResult] | RoundStats]:
         """Yield (index, result) of each problem as soon as it is done, and every round.
 
@@ -64,6 +69,7 @@ class LabelEngine:
             problems: the problems to solve, or those of the trees.
             keys: seed the random numbers of each.
             trees: label these instead. Steps without a label stay without one, unless no step of the tree has any.
+            grow: whether alternatives to the steps of these trees are sampled, too.
         """
         waiting = deque(range(len(problems)))
         active: list[_Active] = []
@@ -74,7 +80,7 @@ class LabelEngine:
                 if trees is None:
                     work = self._label_problem(problem, keys[i])
                 else:
-                    work = self._label_tree(trees[i], problem, keys[i])
+                    work = self._label_tree(trees[i], problem, keys[i], grow)
                 active.append(_Active(i, problem, self.policy.prompt(problem.text), work, next(work)))
             done: list[tuple[int, LabelResult]] = []
             still_active = []
@@ -122,10 +128,10 @@ class LabelEngine:
         yield from run_in_step([METHODS[settings.method].run(target) for target in targets])
         return _make_result([target.tree() for target in targets], targets, every, budget)
 
-    def _label_tree(self, tree: StepTree, problem: TaskProblem, key: str) -> Work[LabelResult]:
-        """Label the steps of a tree."""
+    def _label_tree(self, tree: StepTree, problem: TaskProblem, key: str, grow: bool) -> Work[LabelResult]:
+        """Label the steps of a tree, and with `grow` alternatives to them."""
         settings, budget = self.settings, RolloutBudget(self.settings.max_policy_tokens)
-        target = Target(problem, key, 0, settings, self.policy.prompt(problem.text), budget=budget, grows=False)
+        target = Target(problem, key, 0, settings, self.policy.prompt(problem.text), budget=budget, grows=grow)
         target.ended, target.trunk = tree.ended, list(tree.trunk)
         inner, last = set(tree.parents), tree.trunk[-1] if tree.trunk and tree.ended else None
         for i, (step, parent) in enumerate(zip(tree.nodes, tree.parents, strict=True)):
@@ -147,8 +153,10 @@ class LabelEngine:
         if tree.trunk and tree.ended is None:  # assumed to be complete
             (target.right,) = self.judge([(problem, target.nodes[tree.trunk[-1]].so_far[len(target.prompt) :])])
         made = target.tree(tree.tree_id)
-        nodes = tuple(replace(new, origin=old.origin) for new, old in zip(made.nodes, tree.nodes, strict=True))
-        return _make_result([replace(tree, nodes=nodes)], [target], [target], budget)
+        nodes = list(made.nodes)  # the old ones come first
+        for i, old in enumerate(tree.nodes):
+            nodes[i] = replace(nodes[i], origin=old.origin)
+        return _make_result([replace(tree, nodes=tuple(nodes), parents=made.parents)], [target], [target], budget)
 
 
 def by_answer(grader: Grader) -> Judging:

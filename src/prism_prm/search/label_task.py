@@ -16,6 +16,7 @@ from prism_prm.backends.open_scorer import PrmOptions, check_scorer
 from prism_prm.backends.policy import Policy, PolicySettings, check_policy, open_policy
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
+from prism_prm.data.pools import read_pool
 from prism_prm.data.reader import Reader
 from prism_prm.data.tables import write_trees
 from prism_prm.data.tasks import ProblemIndex, TaskGrader, TaskProblem, load_task
@@ -71,7 +72,9 @@ def label_task(
         1
     """
     out = Path(out)
-    keep_inputs([recipe.task, recipe.task_data, recipe.check], [out / "trees.parquet", out / "metrics.json"])
+    keep_inputs(
+        [recipe.task, recipe.task_data, recipe.check, recipe.solutions], [out / "trees.parquet", out / "metrics.json"]
+    )
     options = (prm_options or PrmOptions()).skipping()
     ray = ray or options.ray
     second = recipe.second
@@ -112,14 +115,15 @@ def label_task(
 
         def run(
             name: str, workers: Workers[Labeler], problems: Sequence[TaskProblem], trees: Sequence[StepTree] | None,
-            keys: Sequence[str], settings: LabelSettings = recipe.label,
+            keys: Sequence[str], settings: LabelSettings = recipe.label, grow: bool = False,
         ) -> list[LabelResult]:  # fmt: skip
             """Label problems or trees. Each stage has its own journal."""
-            items = list(map(_Item, problems, [None] * len(keys) if trees is None else trees))
+            items = list(map(LabelItem, problems, [None] * len(keys) if trees is None else trees))
             mapped = job.map(
-                functools.partial(label_chunk, settings=settings), dict(zip(keys, items, strict=True)), name=name,
-                verb="labeled", unit="problems" if trees is None else "trees", workers=workers, kind=LabelResult,
-                chunk=recipe.at_once, made_with={"settings": asdict(settings), "policy": workers.ask(policy_identity)},
+                functools.partial(label_chunk, settings=settings, grow=grow), dict(zip(keys, items, strict=True)),
+                name=name, verb="labeled", unit="problems" if trees is None else "trees", workers=workers,
+                kind=LabelResult, chunk=recipe.at_once,
+                made_with={"settings": asdict(settings), "policy": workers.ask(policy_identity)},
                 made_from={key: item.content() for key, item in zip(keys, items, strict=True)},
                 on_start=lambda _: job.write_settings(recipe), on_event=Speedometer().update,
             )  # fmt: skip
@@ -130,7 +134,14 @@ def label_task(
         noise = None
         with open_workers(recipe.policy, policy) as workers:
             keys = unique_names(problem.text for problem in task.problems)
-            solved = run("labels", workers, task.problems, None, keys)
+            if recipe.solutions:  # a problem occurs once for each of its solutions
+                own = judge or by_answer(stack.enter_context(TaskGrader(workers=1, sandbox=recipe.sandbox)))
+                misleading = misleading_solutions(recipe, task.problems, own)
+                task = replace(task, problems=tuple(problem for problem, _ in misleading))
+                keys = unique_names(problem.text for problem in task.problems)
+                solved = run("labels", workers, task.problems, [tree for _, tree in misleading], keys, grow=True)
+            else:
+                solved = run("labels", workers, task.problems, None, keys)
             trees = [tree for result in solved for tree in result.trees]
             names = unique_names(tree.name or f"tree-{i}" for i, tree in enumerate(trees))
             trees = [replace(tree, tree_id=i, name=names[i]) for i, tree in enumerate(trees)]
@@ -173,7 +184,7 @@ def _open_judge(_folders: Mapping[str, str], *, judges: int, sandbox: Level, has
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class LabelItem:
     """A problem whose solutions are sampled and labeled or, with a tree, one whose tree is labeled."""
 
     problem: TaskProblem
@@ -190,14 +201,48 @@ class _Item:
 
 
 def label_chunk(
-    labeler: Labeler, items: Mapping[str, _Item], settings: LabelSettings
+    labeler: Labeler, items: Mapping[str, LabelItem], settings: LabelSettings, *, grow: bool = False
 ) -> Iterator[Finished[LabelResult] | RoundStats]:
     """Label problems or trees at the same time; `items` are all of one kind."""
     keys, chunk = list(items), list(items.values())
     trees = [item.tree for item in chunk if item.tree is not None] or None
     engine = LabelEngine(*labeler, settings, at_once=len(keys))
-    for event in engine.run([item.problem for item in chunk], keys, trees):
+    for event in engine.run([item.problem for item in chunk], keys, trees, grow=grow):
         yield event if isinstance(event, RoundStats) else Finished(keys[event[0]], event[1])
+
+
+def misleading_solutions(
+    recipe: LabelRecipe, problems: Sequence[TaskProblem], judge: Judging
+) -> list[tuple[TaskProblem, StepTree]]:
+    """The solutions of a pool with a wrong answer and a high score, and their problems; equal ones count once."""
+    place = Path(str(recipe.solutions))
+    pool = read_pool(place / "pools" if (place / "pools").is_dir() else place)
+    known, counts = ProblemIndex(problems), Counter[str]()
+    found: dict[tuple[str, tuple[str, ...]], tuple[TaskProblem, StepTree]] = {}
+    for entry in pool.problems:
+        problem = known.find(entry.problem.text, name=entry.problem.name, where=entry.where)
+        if problem is None:
+            counts["of other problems"] += len(entry.solutions)
+            continue
+        scored = [one for one in entry.solutions if one.scores]
+        high = [one for one in scored if min(one.scores or ()) > recipe.min_score]
+        wrong = [
+            one for one, right in zip(high, judge([(problem, one.text) for one in high]), strict=True) if not right
+        ]
+        counts["without scores"] += len(entry.solutions) - len(scored)
+        counts["with a low score"] += len(scored) - len(high)
+        counts["with the right answer"] += len(high) - len(wrong)
+        counts["with a wrong answer and a high score"] += len(wrong)
+        for one in wrong:
+            tree = StepTree.chain(problem.text, one.steps, name=problem.name, answer=problem.answer, ended=True)
+            found.setdefault((problem.text, one.steps), (problem, tree))
+    say(f"{place}: solutions {', '.join(f'{name}: {count:,}' for name, count in (+counts).items())}")
+    if not found:
+        raise DataError(
+            f"{place}: no solution of a problem of {recipe.task} has a wrong answer and a score above "
+            f"{recipe.min_score}; lower it with --set min_score=…"
+        )
+    return list(found.values())
 
 
 def _keep_confirmed(

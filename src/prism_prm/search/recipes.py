@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from prism_prm.backends.policy import PolicySettings
-from prism_prm.config import Count, check
+from prism_prm.config import Count, Share, check
 from prism_prm.data.tasks import Errata, Level, Window
 from prism_prm.errors import ConfigError, SettingError
 from prism_prm.search.engine import AT_ONCE
@@ -100,6 +100,11 @@ class LabelRecipe:
     sandbox: Level = "auto"
     """The sandbox for programs: bubblewrap, landlock, the better one that works here (auto), or none, which lets them
     do everything that you can do."""
+    solutions: str | None = None
+    """A pool of solutions with scores, or the folder of a `prism search`, instead of sampled solutions: those with a
+    wrong answer and a high score are labeled."""
+    min_score: Share = 0.5
+    """With solutions: only those are labeled whose worst step has a score above this."""
     second_policy: str | None = None
     """Another policy for a second opinion: only labels that its rollouts confirm are kept."""
     second_model: str | None = None

@@ -31,7 +31,18 @@ from prism_prm.file_types import read_json, reading_parquet
 from prism_prm.files import JsonLines
 from prism_prm.paths import nearest, own_name, split_name
 from prism_prm.report import plain_json
-from prism_prm.rl.alarm import GREEDY, POINTS, PROXY, SAMPLES, VOTE, first_alarm, gold_of, read_points, read_samples
+from prism_prm.rl.alarm import (
+    GREEDY,
+    MEASURED,
+    POINTS,
+    PROXY,
+    SAMPLES,
+    VOTE,
+    first_alarm,
+    gold_of,
+    read_points,
+    read_samples,
+)
 from prism_prm.search.rounds import FOLDER, RecordedSearch, made_with, outline, read_rounds
 from prism_prm.tree import unique_names
 
@@ -354,11 +365,17 @@ def _scored(tables: list[Place], results: ShownResults) -> dict[str, Any]:
 
 
 def run_documents(place: Place, _results: ShownResults) -> list[Document] | None:
-    """A run of `prism grpo`, which may still be running."""
-    points = place.path / POINTS
-    if not points.is_file():
-        return None
-    return [Document("grpo", place.name, partial(_run, place.path), (points, place.path / SAMPLES))]
+    """A run of `prism grpo`, which may still be running; with rounds, one document for each."""
+    rounds = sorted(place.path.glob("round-*"), key=lambda path: (len(path.name), path.name))
+    folders = {"": place.path} | {folder.name: folder for folder in rounds}
+    return [
+        Document(
+            "grpo", f"{place.name}, {key.replace('-', ' ')}" if key else place.name, partial(_run, folder),
+            (folder / POINTS, folder / SAMPLES, folder / "exploits" / MEASURED), key=key,
+        )
+        for key, folder in folders.items()
+        if (folder / POINTS).is_file()
+    ] or None  # fmt: skip
 
 
 def _run(folder: Path) -> dict[str, Any]:
@@ -371,6 +388,8 @@ def _run(folder: Path) -> dict[str, Any]:
             values = [point.interval(name) for point in points]
             lines.append({"name": name, "title": title, "points": [[at.value, at.low, at.high] for at in values]})
     samples = read_samples(folder)
+    measured = folder / "exploits" / MEASURED
+    exploits = read_json(measured)["result"] if measured.is_file() else None
     alarms = {name: first_alarm(points, name) for name in (gold, VOTE) if name in points[0].by_problem}
     return {
         "updates": [point.update for point in points],
@@ -384,6 +403,7 @@ def _run(folder: Path) -> dict[str, Any]:
         ],
         "problems": samples.problems,
         "samples": samples.points,
+        "exploits": exploits,
     }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ function render(root, given) {
     facts: h("dl", { class: "facts" }),
     table: h("details", {}),
     samples: h("div", { class: "list" }),
+    exploits: h("div", {}),
     choice: h("div", { class: "row toolbar" }),
   };
   const updates = slider("After update", (at) => go(at));
@@ -43,6 +44,7 @@ function render(root, given) {
     replace(parts.alarms, found.alarms.map(alarmLine));
     drawFacts(parts.facts, facts(found, state.at));
     replace(parts.samples, samples(found, update, state.problem));
+    replace(parts.exploits, exploits(found.exploits));
   }
 
   function drawCharts() {
@@ -74,6 +76,7 @@ function render(root, given) {
     h("h2", { class: "part" }, "What it wrote"),
     parts.choice,
     parts.samples,
+    parts.exploits,
     parts.table,
   );
   onArrows(root, (by) => go(state.at + by));
@@ -142,6 +145,35 @@ function table(found) {
       h("tbody", {}, rows.map(([update, ...rest]) => h("tr", {}, h("th", { scope: "row" }, update), rest.map(cell)))),
     ),
   );
+}
+
+// The most frequent wrong steps that the PRM scored high, and what the retrained PRM makes of them.
+function exploits(measured) {
+  if (!measured) return [];
+  const share = (passed) => percent(passed / measured.wrong_steps);
+  const note =
+    `Of ${count(measured.wrong_steps)} labeled wrong steps, the PRM of this round passes ` +
+    `${share(measured.passed_before)}, the retrained one ${share(measured.passed_after)}.`;
+  const head = ["step", "count", "score before", "score after"];
+  const rows = measured.most_frequent.map((one) => [count(one.count), percent(one.score_before), percent(one.score_after)]);
+  return [
+    h("h2", { class: "part" }, "What it exploited"),
+    h("p", { class: "note" }, note),
+    h(
+      "div",
+      { class: "wide", tabindex: "0", role: "region", "aria-label": "Most frequent exploits" },
+      h(
+        "table",
+        {},
+        h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))),
+        h(
+          "tbody",
+          {},
+          rows.map((row, at) => h("tr", {}, h("th", { scope: "row" }, measured.most_frequent[at].step), row.map(cell))),
+        ),
+      ),
+    ),
+  ];
 }
 
 function cell(text) {
