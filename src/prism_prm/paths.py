@@ -136,7 +136,13 @@ def split_name(given: str) -> tuple[str, str]:
 
 
 def own_name(place: str) -> str:
-    """The last part of a path or hub id (`.` and `..` are resolved); `critic` for a critic."""
+    """The last part of a path or hub id (`.` and `..` are resolved); `critic` for a critic.
+
+    The name of an ensemble has those of its members: `ensemble:mean:prms/a,prms/b` is `ensemble:mean:a,b`.
+    """
+    if place.startswith("ensemble:"):
+        *kind, members = place.split(":", 2)
+        return ":".join([*kind, ",".join(map(own_name, members.split(",")))])
     if place.startswith("critic:"):
         return "critic"
     last = Path(place).name

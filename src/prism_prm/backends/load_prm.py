@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from prism_prm.backends.ensemble import Ensemble
 from prism_prm.backends.open_critic import is_critic, open_critic
-from prism_prm.backends.open_scorer import PrmOptions, remote_place
+from prism_prm.backends.open_scorer import PrmOptions, ensemble_place, remote_place
 from prism_prm.backends.remote_prm import RemotePRM, compare_with, open_served
 from prism_prm.backends.vllm_prm import VllmPRM
 from prism_prm.errors import ConfigError, ModelError
@@ -146,7 +147,7 @@ def load_prm(
 
 
 def open_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name: str = "") -> Scorer:
-    """Return `prm` if it is a scorer; otherwise load it from a folder or hub id, or open the critic of that name."""
+    """Return `prm` if it is a scorer; otherwise load it from a folder or hub id, or open the critic or ensemble."""
     if isinstance(prm, Scorer):
         return prm
     if not isinstance(prm, str | Path):
@@ -154,6 +155,8 @@ def open_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name: 
     options = options or PrmOptions()
     if options.ray is not None:
         raise ConfigError("ray: the PRM must be in this process here; leave out the Ray cluster")
+    if (ensemble := ensemble_place(prm)) is not None:
+        return Ensemble([open_prm(member, options, name) for member in ensemble.members], ensemble.rule)
     if isinstance(prm, str) and is_critic(prm):
         return open_critic(prm, options.critic, dtype=options.dtype, device=options.device)
     return load_prm(prm, **options.load_options(name))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.backends.critic_settings import CriticSettings
+from prism_prm.backends.ensemble import Ensemble, check_rule
 from prism_prm.backends.open_critic import check_critic, is_critic
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError
@@ -31,6 +32,7 @@ TREES_AT_ONCE = 64
 """The default number of trees per chunk for a worker."""
 REMOTE = ("prism", "vllm")
 """Prefixes of server addresses."""
+ENSEMBLE = "ensemble:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,30 @@ def remote_place(name: object) -> RemotePlace | None:
         return None
     url, _, model = rest.partition("#")
     return RemotePlace(kind, url, model)
+
+
+@dataclass(frozen=True, slots=True)
+class EnsemblePlace:
+    """The name of an ensemble, in parts."""
+
+    rule: str
+    members: tuple[str, ...]
+    """The names of its scorers."""
+
+
+def ensemble_place(name: object) -> EnsemblePlace | None:
+    """Parse `ensemble:RULE:PRM,PRM,…`; None for the name of another scorer."""
+    if not isinstance(name, str) or not name.startswith(ENSEMBLE):
+        return None
+    rule, colon, rest = name.removeprefix(ENSEMBLE).partition(":")
+    members = tuple(rest.split(","))
+    if not colon or not all(members) or len(members) < 2 or ENSEMBLE in rest:
+        raise ConfigError(
+            f"{name!r} is not an ensemble; expected ensemble:RULE:PRM,PRM,… with two or more PRMs, e.g. "
+            "ensemble:mean:prms/a,prms/b (rules: mean, min, mean-1std)"
+        )
+    check_rule(rule)
+    return EnsemblePlace(rule, members)
 
 
 def place_for_workers(prm: Scorer | str | Path) -> str | Path:
@@ -93,6 +119,10 @@ def check_scorer(place: Scorer | str | Path, options: PrmOptions, name: str = ""
         place_for_workers(place)
     if not isinstance(place, str | Path):
         return
+    if (ensemble := ensemble_place(place)) is not None:
+        for member in ensemble.members:
+            check_scorer(member, options, name)
+        return
     if is_critic(place):
         check_critic(str(place), options.critic)
         return
@@ -125,6 +155,13 @@ def opened_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name
 def prm_for_workers(prm: Scorer | str | Path, options: PrmOptions, name: str = "") -> Opening[Scorer]:
     """Describe how workers open the PRM; all paths are absolute, so they do not depend on this process."""
     source = place_for_workers(prm)
+    if (ensemble := ensemble_place(source)) is not None:
+        openings = [prm_for_workers(member, options, name) for member in ensemble.members]
+        return Opening(
+            functools.partial(_load_ensemble, rule=ensemble.rule, openings=openings),
+            tuple(dict.fromkeys(folder for opening in openings for folder in opening.folders)),
+            any(opening.loads for opening in openings),
+        )
     load = {key: value for key, value in options.load_options(name).items() if value is not None}
     is_local, place = remote_place(source) is None, str(source)
     if is_local:
@@ -150,6 +187,10 @@ def _load(folders: Mapping[str, str], *, place: str, load: Mapping[str, Any]) ->
 
     options = {key: folders.get(value, value) if key in ("adapter", "local") else value for key, value in load.items()}
     return load_prm(folders.get(place, place), **options)
+
+
+def _load_ensemble(folders: Mapping[str, str], *, rule: str, openings: Sequence[Opening[Scorer]]) -> Scorer:
+    return Ensemble([opening.make(folders) for opening in openings], rule)
 
 
 class RayScorer(Scorer):
