@@ -138,8 +138,10 @@ def split_name(given: str) -> tuple[str, str]:
 def own_name(place: str) -> str:
     """The last part of a path or hub id (`.` and `..` are resolved); `critic` for a critic.
 
-    The name of an ensemble has those of its members: `ensemble:mean:prms/a,prms/b` is `ensemble:mean:a,b`.
+    Scorers made of others have their names: `ensemble:mean:prms/a,prms/b` is `ensemble:mean:a,b`.
     """
+    if rival := re.match("implicit:|orm:|(?:logprob|self-certainty|lowest-group|tail)[-0-9]*:(?:hf|openai):", place):
+        return rival[0].removesuffix("hf:") + "+".join(map(own_name, place[rival.end() :].split("+")))
     if place.startswith("ensemble:"):
         *kind, members = place.split(":", 2)
         return ":".join([*kind, ",".join(map(own_name, members.split(",")))])

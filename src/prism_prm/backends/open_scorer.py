@@ -17,6 +17,7 @@ from typing import Any
 from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.backends.ensemble import Ensemble, check_rule
 from prism_prm.backends.open_critic import check_critic, is_critic
+from prism_prm.backends.open_rival import check_rival, rival_place
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError
 from prism_prm.job import Chunk, Opening, Workers
@@ -83,6 +84,8 @@ def place_for_workers(prm: Scorer | str | Path) -> str | Path:
     """Return a PRM's place if workers of a cluster can open it. Raises for critics and for PRMs that are open."""
     if not isinstance(prm, str | Path):
         raise ConfigError("workers of a Ray cluster load a PRM themselves: pass its folder or hub id, not the PRM")
+    if rival_place(prm) is not None:
+        raise ConfigError(f"--ray: {prm} does not run on Ray; leave out --ray, or serve it with `prism serve`")
     if is_critic(prm):
         raise ConfigError(
             f"--ray: {prm} is a critic, and critics do not run on Ray. Serve its model on the cluster, e.g. with vLLM, "
@@ -122,6 +125,9 @@ def check_scorer(place: Scorer | str | Path, options: PrmOptions, name: str = ""
     if (ensemble := ensemble_place(place)) is not None:
         for member in ensemble.members:
             check_scorer(member, options, name)
+        return
+    if (rival := rival_place(place)) is not None:
+        check_rival(rival, options)
         return
     if is_critic(place):
         check_critic(str(place), options.critic)
