@@ -1,4 +1,4 @@
-"""The objectives: losses on a PRM's log-odds, per pair, per prefix or per step.
+"""The objectives: losses on a PRM's log-odds, per pair, per prefix, per step or per solution.
 
 Every function takes log-odds (probability = sigmoid) and returns one loss per example, never a mean: the sampler
 decides how many examples make an update. Shapes: P pairs, N steps or prefixes, K steps after a prefix. torch is
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 class Objective:
     """Section [objective]: what training minimizes."""
 
-    name: Literal["sc", "bce", "hybrid", "listwise", "listwise+bce"] = "sc"
+    name: Literal["sc", "bce", "hybrid", "listwise", "listwise+bce", "implicit"] = "sc"
     """`sc`: the step-contrastive loss −log σ(r⁺ − r⁻). `bce`: pointwise cross-entropy. `hybrid`: their sum. `listwise`:
-    conditional logit over all steps after a prefix, each prefix with weight one. `listwise+bce`: that plus bce."""
+    conditional logit over all steps after a prefix, each prefix with weight one. `listwise+bce`: that plus bce.
+    `implicit`: cross-entropy on outcomes of r = β · log π(solution) / π_ref(solution), where π_ref is the backbone; it
+    trains a language model (docs/guides/rivals.md)."""
     on: Literal["pairs", "labels"] = "pairs"
     """What to train on: `pairs`, or (only with `bce`) `labels`, every labeled step once, hard or soft."""
     space: Literal["probability", "log-odds"] = "probability"
@@ -40,9 +42,11 @@ class Objective:
     """The steps that bce sees in `hybrid` and `listwise+bce`: both sides, or only the right one (which keeps false
     negatives low)."""
     positive_weight: Positive = 1.0
-    """The weight of the right side of each label in `bce`."""
+    """The weight of the right side of each label in `bce` and `implicit`."""
     negative_weight: Positive = 1.0
-    """The weight of the wrong side of each label in `bce`."""
+    """The weight of the wrong side of each label in `bce` and `implicit`."""
+    beta: Positive = 0.05
+    """β of `implicit`; it is saved with the model."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -53,6 +57,11 @@ class Objective:
     def in_lists(self) -> bool:
         """Whether an example is a prefix with all its steps, not a pair."""
         return self.name in ("listwise", "listwise+bce")
+
+    @property
+    def examples(self) -> Literal["pairs", "labels", "outcomes"]:
+        """What an example is: a pair, a labeled step, or a solution that is right or wrong."""
+        return "outcomes" if self.name == "implicit" else self.on
 
     def of_pairs(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
         """The loss of each pair."""
@@ -83,6 +92,10 @@ class Objective:
     def of_steps(self, log_odds_N: Tensor, label_N: Tensor) -> Tensor:
         """The loss of each labeled step (`on = "labels"`)."""
         return pointwise(log_odds_N, label_N, self.positive_weight, self.negative_weight)
+
+    def of_solutions(self, log_ratio_N: Tensor, label_N: Tensor) -> Tensor:
+        """The loss of each solution, given log π / π_ref of all its steps (`implicit`)."""
+        return self.of_steps(self.beta * log_ratio_N, label_N)
 
     def _contrastive(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
         if self.space == "probability":

@@ -136,7 +136,15 @@ def split_name(given: str) -> tuple[str, str]:
 
 
 def own_name(place: str) -> str:
-    """The last part of a path or hub id (`.` and `..` are resolved); `critic` for a critic."""
+    """The last part of a path or hub id (`.` and `..` are resolved); `critic` for a critic.
+
+    Scorers made of others have their names: `ensemble:mean:prms/a,prms/b` is `ensemble:mean:a,b`.
+    """
+    if rival := re.match("implicit:|orm:|(?:logprob|self-certainty|lowest-group|tail)[-0-9]*:(?:hf|openai):", place):
+        return rival[0].removesuffix("hf:") + "+".join(map(own_name, place[rival.end() :].split("+")))
+    if place.startswith("ensemble:"):
+        *kind, members = place.split(":", 2)
+        return ":".join([*kind, ",".join(map(own_name, members.split(",")))])
     if place.startswith("critic:"):
         return "critic"
     last = Path(place).name

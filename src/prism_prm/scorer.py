@@ -1,8 +1,9 @@
 """`Scorer`: the base class of everything that scores steps.
 
-Subclasses: `PRM` (`models/prm.py`), PRMs behind a server (`backends/remote_prm.py`), critics (`backends/critic.py`), a
-PRM on a Ray cluster (`backends/open_scorer.py`) and the oracles of the embedded world (`lab/world/oracle.py`). To write
-your own, implement `identity`, `score_trees` and `count_tokens`, and override the rest as needed.
+Subclasses: `PRM` (`models/prm.py`), PRMs behind a server (`backends/remote_prm.py`), critics (`backends/critic.py`),
+ensembles (`backends/ensemble.py`), a PRM on a Ray cluster (`backends/open_scorer.py`) and the oracles of the embedded
+world (`lab/world/oracle.py`). To write your own, implement `identity`, `score_trees` and `count_tokens`, and override
+the rest as needed.
 """
 
 from __future__ import annotations

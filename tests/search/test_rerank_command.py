@@ -270,6 +270,8 @@ def test_scores_made_before(pool: Path, tmp_path: Path, prm_folders: list[Path])
     made, read = metrics_of(tmp_path / "out"), metrics_of(tmp_path / "again")
     assert made.pop("tokens").keys() == {"first"}
     assert read.pop("tokens") == {}, "a table does not say what its scores took"
+    for selector in (*made["selectors"], *read["selectors"]):
+        assert selector.pop("tokens") > 0, "then they are estimated"
     assert read == made
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"problem": "q", "answer": "1", "solutions": ["a", "b"]}) + "\n")

@@ -67,6 +67,36 @@ def test_two_files_are_compared(files: Path) -> None:
     assert differences["b", "first", "best-of-n", "min", 3] == -0.25
 
 
+def test_whether_a_scorer_pays(files: Path) -> None:
+    """An ensemble of scores that are named in the same call, the selectors with their cost, and adaptive budgets."""
+    run("rerank", files / "pool.jsonl", "--scores", files / "first.jsonl", "--scores", f"b={files / 'second.jsonl'}",
+        "--prm", "both=ensemble:mean:first,b", "--aggregators", "min", "--adaptive", "0.05", "--set", "judges=1",
+        "--out", files / "out")  # fmt: skip
+    metrics = json.loads((files / "out" / "metrics.json").read_text())
+    found = {(one["method"], one["prm"]): one for one in metrics["selectors"]}
+    by_scores = [(how, prm) for prm in ("first", "b", "both") for how in ("best-of-n", "weighted")]
+    assert list(found) == [("mean", ""), ("majority", ""), *by_scores, ("oracle", "")]
+    # Log-odds of a: (2.2 + 0) / 2 and (1.4 + 0) / 2, lowest 0.7; 2.2 and 2.9 against 2.2 each, so z is best, and wrong.
+    # b: the second has no score, and of 0.2 with 0.9 and 0.9 with 0.9 the last is best, and wrong.
+    assert found["best-of-n", "both"]["accuracy"]["value"] == 0.0
+    assert found["best-of-n", "both"]["gain"]["difference"] == -0.5
+    assert found["majority", ""]["gain"] is None
+    # 8 characters are written, and "1?" and "5?" read with each: 2 tokens, and (8 + 12) // 4 more per member.
+    assert found["majority", ""]["tokens"] == 2 / 2
+    assert found["weighted", "first"]["tokens"] == (2 + 2 + 3) / 2
+    assert found["weighted", "both"]["tokens"] == (2 + 2 * (2 + 3)) / 2
+    assert {(one["rule"], one["prm"]) for one in metrics["adaptive"]} >= {
+        ("until safe", ""),
+        ("by early scores", "both"),
+    }
+    majority = metrics["adaptive"][0]
+    assert majority["differing"]["value"] == 0.0, "of three votes none is safe before the last"
+    assert majority["saved"]["value"] == 0.0
+    report = (files / "out" / "report.md").read_text()
+    assert "does not demonstrably beat the vote" in report
+    assert report.index("Does a scorer pay?") < report.index("figures/accuracy-1.svg")
+
+
 def test_theory_takes_the_same_file(files: Path) -> None:
     run("theory", "--no-simulate", "--pool", files / "pool.jsonl", "--scores", files / "first.jsonl", "--out",
         files / "out")  # fmt: skip

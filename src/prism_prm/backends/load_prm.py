@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from prism_prm.backends.ensemble import Ensemble
 from prism_prm.backends.open_critic import is_critic, open_critic
-from prism_prm.backends.open_scorer import PrmOptions, remote_place
+from prism_prm.backends.open_rival import rival_place
+from prism_prm.backends.open_scorer import PrmOptions, ensemble_place, remote_place
 from prism_prm.backends.remote_prm import RemotePRM, compare_with, open_served
 from prism_prm.backends.vllm_prm import VllmPRM
 from prism_prm.calibration import Calibration
@@ -25,7 +27,6 @@ from prism_prm.models.load_lm import language_model, merge_adapter, pick_device,
 from prism_prm.models.load_settings import LoadSettings, OnTooLong
 from prism_prm.models.lower_cache import CacheSettings
 from prism_prm.models.model_files import base_of, is_adapter, local_folder
-from prism_prm.models.module import PrmModule
 from prism_prm.models.prm import PRM, check_on_too_long
 from prism_prm.models.prm_folder import load_folder
 from prism_prm.net import RetryPolicy, Server
@@ -168,7 +169,8 @@ def _calibrate(prm: PRM | RemotePRM, given: str | Path | Calibration | None) -> 
 
 
 def open_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name: str = "") -> Scorer:
-    """Return `prm` if it is a scorer; otherwise load it from a folder or hub id, or open the critic of that name."""
+    """Return `prm` if it is a scorer; otherwise load it from a folder or hub id, or open the critic, ensemble or
+    rival of that name."""
     if isinstance(prm, Scorer):
         return prm
     if not isinstance(prm, str | Path):
@@ -176,9 +178,18 @@ def open_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name: 
     options = options or PrmOptions()
     if options.ray is not None:
         raise ConfigError("ray: the PRM must be in this process here; leave out the Ray cluster")
+    if (ensemble := ensemble_place(prm)) is not None:
+        return Ensemble([open_prm(member, options, name) for member in ensemble.members], ensemble.rule)
+    if (rival := rival_place(prm)) is not None:
+        from prism_prm.backends.rivals import open_rival
+
+        return open_rival(rival, options.load_options(name))
     if isinstance(prm, str) and is_critic(prm):
         return open_critic(prm, options.critic, dtype=options.dtype, device=options.device)
-    return load_prm(prm, **options.load_options(name))
+    found = load_prm(prm, **options.load_options(name))
+    if isinstance(found, PRM) and found.family.name == "implicit":
+        raise ConfigError(f"{prm} is half of an implicit PRM; name its reference, too: implicit:{prm}+REFERENCE")
+    return found
 
 
 def init_prm(
@@ -245,7 +256,7 @@ def init_prm(
     instance = kind(tokenizer, settings=settings)
     body = model.base_model if kind.uses_lm_head else model
     head = _fresh_head(instance, model, seed)
-    module = PrmModule(body, head.to(next(body.parameters()).dtype), instance).to(target).eval()
+    module = instance.make_module(body, head.to(next(body.parameters()).dtype)).to(target).eval()
     check_packing(module)
     card = Card(
         kind.name, instance.chosen, aggregator=kind.aggregator, family_sha256=kind.sha256, base_model=hub_id(backbone)

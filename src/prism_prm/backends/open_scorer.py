@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.backends.critic_settings import CriticSettings
+from prism_prm.backends.ensemble import Ensemble, check_rule
 from prism_prm.backends.open_critic import check_critic, is_critic
+from prism_prm.backends.open_rival import check_rival, rival_place
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError
 from prism_prm.job import Chunk, Opening, Workers
@@ -31,6 +33,7 @@ TREES_AT_ONCE = 64
 """The default number of trees per chunk for a worker."""
 REMOTE = ("prism", "vllm")
 """Prefixes of server addresses."""
+ENSEMBLE = "ensemble:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,36 @@ def remote_place(name: object) -> RemotePlace | None:
     return RemotePlace(kind, url, model)
 
 
+@dataclass(frozen=True, slots=True)
+class EnsemblePlace:
+    """The name of an ensemble, in parts."""
+
+    rule: str
+    members: tuple[str, ...]
+    """The names of its scorers."""
+
+
+def ensemble_place(name: object) -> EnsemblePlace | None:
+    """Parse `ensemble:RULE:PRM,PRM,…`; None for the name of another scorer."""
+    if not isinstance(name, str) or not name.startswith(ENSEMBLE):
+        return None
+    rule, colon, rest = name.removeprefix(ENSEMBLE).partition(":")
+    members = tuple(rest.split(","))
+    if not colon or not all(members) or len(members) < 2 or ENSEMBLE in rest:
+        raise ConfigError(
+            f"{name!r} is not an ensemble; expected ensemble:RULE:PRM,PRM,… with two or more PRMs, e.g. "
+            "ensemble:mean:prms/a,prms/b (rules: mean, min, mean-1std)"
+        )
+    check_rule(rule)
+    return EnsemblePlace(rule, members)
+
+
 def place_for_workers(prm: Scorer | str | Path) -> str | Path:
     """Return a PRM's place if workers of a cluster can open it. Raises for critics and for PRMs that are open."""
     if not isinstance(prm, str | Path):
         raise ConfigError("workers of a Ray cluster load a PRM themselves: pass its folder or hub id, not the PRM")
+    if rival_place(prm) is not None:
+        raise ConfigError(f"--ray: {prm} does not run on Ray; leave out --ray, or serve it with `prism serve`")
     if is_critic(prm):
         raise ConfigError(
             f"--ray: {prm} is a critic, and critics do not run on Ray. Serve its model on the cluster, e.g. with vLLM, "
@@ -95,6 +124,15 @@ def check_scorer(place: Scorer | str | Path, options: PrmOptions, name: str = ""
         return
     if options.calibration is not None:
         read_calibration(options.calibration)
+        if ensemble_place(place) is not None or rival_place(place) is not None:
+            raise ConfigError(f"{place} is not a single PRM; load.calibration is for one")
+    if (ensemble := ensemble_place(place)) is not None:
+        for member in ensemble.members:
+            check_scorer(member, options, name)
+        return
+    if (rival := rival_place(place)) is not None:
+        check_rival(rival, options)
+        return
     if is_critic(place):
         if options.calibration is not None:
             raise ConfigError(f"{place} is a critic; load.calibration is for PRMs")
@@ -129,6 +167,13 @@ def opened_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name
 def prm_for_workers(prm: Scorer | str | Path, options: PrmOptions, name: str = "") -> Opening[Scorer]:
     """Describe how workers open the PRM; all paths are absolute, so they do not depend on this process."""
     source = place_for_workers(prm)
+    if (ensemble := ensemble_place(source)) is not None:
+        openings = [prm_for_workers(member, options, name) for member in ensemble.members]
+        return Opening(
+            functools.partial(_load_ensemble, rule=ensemble.rule, openings=openings),
+            tuple(dict.fromkeys(folder for opening in openings for folder in opening.folders)),
+            any(opening.loads for opening in openings),
+        )
     load = {key: value for key, value in options.load_options(name).items() if value is not None}
     is_local, place = remote_place(source) is None, str(source)
     if is_local:
@@ -156,6 +201,10 @@ def _load(folders: Mapping[str, str], *, place: str, load: Mapping[str, Any]) ->
 
     options = {key: folders.get(value, value) if key in ("adapter", "local") else value for key, value in load.items()}
     return load_prm(folders.get(place, place), **options)
+
+
+def _load_ensemble(folders: Mapping[str, str], *, rule: str, openings: Sequence[Opening[Scorer]]) -> Scorer:
+    return Ensemble([opening.make(folders) for opening in openings], rule)
 
 
 class RayScorer(Scorer):

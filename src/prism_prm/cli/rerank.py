@@ -94,7 +94,8 @@ COMMAND = Command(
     out=Out("Folder for tables, metrics.json and the report."),
     options={
         "--prm": "prm", "--scores": "scores", "--task": "task", "--task-data": "task_data",
-        "--aggregators": "aggregators", "-n": "ns", "--answer-field": "answer_field", "--family": "family",
+        "--aggregators": "aggregators", "-n": "ns", "--adaptive": "adaptive.error",
+        "--answer-field": "answer_field", "--family": "family",
         "--dtype": "load.dtype", "--device": "load.device", "--store": "store", "--ray": "ray.address",
     },
     examples={

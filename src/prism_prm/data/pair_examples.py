@@ -25,7 +25,8 @@ NO_STEP = -1
 
 @dataclass(frozen=True)
 class Examples:
-    """N pairs; N labeled steps (`labels` is not None, only `chosen` is used); or N prefixes (see `by_prefix`)."""
+    """N pairs; N labeled steps (`labels` is not None, only `chosen` is used); N prefixes (see `by_prefix`); or N
+    solutions (see `outcomes`)."""
 
     trees: Mapping[int, StepTree]
     """All trees that the columns refer to, by id."""
@@ -64,7 +65,7 @@ class Examples:
 
     @property
     def in_lists(self) -> bool:
-        """Whether an example is a prefix with any number of right and wrong steps."""
+        """Whether an example is a prefix with any number of right and wrong steps, or a solution."""
         return self.chosen.ndim == 2
 
     def by_prefix(self) -> Examples:
@@ -110,6 +111,24 @@ def labeled_steps(trees: Mapping[int, StepTree]) -> Examples:
     node = np.array([row[1] for row in rows], dtype=np.int64)
     labels = np.array([row[2] for row in rows], dtype=np.float64)
     return Examples(trees, np.arange(len(rows)), tree, node, node, tree, labels)
+
+
+def outcomes(trees: Mapping[int, StepTree]) -> Examples:
+    """Return every solution that is known to be right or wrong, once; its steps fill a row of `chosen`.
+
+    A solution is wrong if one of its steps is, and right if its last step is right and it is not known to be
+    unfinished. A label of the last step alone, the verdict on the answer, is enough.
+    """
+    rows = []
+    for tree_id, tree in trees.items():
+        labels = [tree.nodes[node].label for node in tree.trunk]
+        if any(label is not None and label < 0.5 for label in labels):
+            rows.append((tree_id, tree.trunk, 0.0))
+        elif labels and labels[-1] is not None and labels[-1] > 0.5 and tree.ended is not False:
+            rows.append((tree_id, tree.trunk, 1.0))
+    ids = np.array([row[0] for row in rows], dtype=np.int64)
+    steps = _rows([row[1] for row in rows])
+    return Examples(trees, np.arange(len(rows)), ids, steps, steps, ids, np.array([row[2] for row in rows]))
 
 
 def as_one_tree(examples: Examples, indices: Sequence[int] | Ints) -> tuple[StepTree, list[tuple[int, ...]]]:
@@ -168,9 +187,10 @@ class Split:
         return cls(trees, Examples(trees, *arrays.values()), np.array(table["kind"].to_pylist(), dtype=object))
 
     def examples(self, on: str) -> Examples:
-        """Return what an objective trains on: the pairs (`pairs`) or the labeled steps (`labels`)."""
-        examples = self.pairs if on == "pairs" else labeled_steps(self.trees)
+        """Return what an objective trains on: `pairs`, labeled steps (`labels`), or solutions (`outcomes`)."""
+        of_trees = {"labels": labeled_steps, "outcomes": outcomes}
+        examples = self.pairs if on == "pairs" else of_trees[on](self.trees)
         if not len(examples):
-            what = "pairs" if on == "pairs" else "labeled steps"
+            what = {"labels": "labeled steps", "outcomes": "solutions known to be right or wrong"}.get(on, on)
             raise DataError(f"The training data has no {what} left; see `summary.json` for what was dropped and why.")
         return examples

@@ -17,7 +17,8 @@ import numpy as np
 from prism_prm import aggregate, metrics
 from prism_prm.aggregate import CardValues, card_values
 from prism_prm.backends.open_critic import is_critic
-from prism_prm.backends.open_scorer import PrmOptions, check_scorer, opened_prm, remote_place
+from prism_prm.backends.open_rival import rival_place
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer, ensemble_place, opened_prm, remote_place
 from prism_prm.calibration import Calibration
 from prism_prm.config import SHOWN, Natural, Range, Share, check
 from prism_prm.console import progress, say
@@ -351,8 +352,8 @@ def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> N
     from prism_prm.models.model_files import local_folder
 
     lacking = ""
-    if remote_place(prm) is not None or is_critic(prm):
-        return  # the server or the format has a threshold
+    if remote_place(prm) or is_critic(prm) or ensemble_place(prm) or rival_place(prm):
+        return  # the server, the format or the scorer has a threshold
     if isinstance(prm, str | Path):
         has_card = read_card(local_folder(str(prm_folder(prm)))) is not None
         lacking = f", which {prm} lacks"

@@ -173,12 +173,14 @@ class PrmModule(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Compute the log-odds_RO of the batch's reads."""
+        return self.read(self.hidden(batch)[batch.read_row_R, batch.read_col_R])
+
+    def hidden(self, batch: PackedBatch) -> Tensor:
+        """Compute the last hidden_BLH of all tokens."""
         if batch.hidden_BLH is None:
-            hidden_BLH = self._packed(batch, self.backbone, input_ids=batch.input_ids_BL)
-        else:
-            assert self.halves is not None, "hidden states need a divided backbone"
-            hidden_BLH = self._packed(batch, self.halves.upper, inputs_embeds=batch.hidden_BLH)
-        return self.read(hidden_BLH[batch.read_row_R, batch.read_col_R])
+            return self._packed(batch, self.backbone, input_ids=batch.input_ids_BL)
+        assert self.halves is not None, "hidden states need a divided backbone"
+        return self._packed(batch, self.halves.upper, inputs_embeds=batch.hidden_BLH)
 
     @torch.no_grad()
     def lower(self, batch: PackedBatch) -> Tensor:

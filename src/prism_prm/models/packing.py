@@ -11,6 +11,7 @@ Shapes: B rows, L tokens of a row, R reads.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -290,13 +291,15 @@ class PackedBatch:
     end_BL: Tensor
     read_row_R: Tensor
     read_col_R: Tensor
+    read_start_R: Tensor
+    """The column where the step of each read begins."""
     owners: tuple[tuple[int, int], ...]
     """For each read, (index of the packed tree, node)."""
     hidden_BLH: Tensor | None = None
     """The frozen layers' activations, if cached; the model then continues from there."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
-        names = ("input_ids_BL", "position_ids_BL", "end_BL", "read_row_R", "read_col_R", "hidden_BLH")
+        names = ("input_ids_BL", "position_ids_BL", "end_BL", "read_row_R", "read_col_R", "read_start_R", "hidden_BLH")
         moved: dict[str, Any] = {
             name: value.to(device, non_blocking=non_blocking)
             for name in names
@@ -321,6 +324,7 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0, multiple: int = 1) -> Packe
         torch.from_numpy(ends_BL),
         torch.tensor([i for i, row in enumerate(rows) for _ in row.reads], dtype=torch.int64),
         torch.tensor([col for row in rows for col in row.reads], dtype=torch.int64),
+        torch.tensor([row.starts[bisect(row.starts, col) - 1] for row in rows for col in row.reads], dtype=torch.int64),
         tuple(owner for row in rows for owner in row.owners),
     )
 

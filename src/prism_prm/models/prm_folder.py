@@ -59,7 +59,7 @@ def load_folder(
     if instance.names_labels and first_is_right(folder, config):
         for weight in head.parameters():
             weight.data = weight.data.flip(0)
-    module = PrmModule(backbone, head, instance)
+    module = instance.make_module(backbone, head)
     own_weights(module, device)
     files.check_loaded()
     module.name_or_path, module.files = name, files

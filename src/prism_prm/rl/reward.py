@@ -29,8 +29,9 @@ from prism_prm.aggregate import (
     solution_score,
 )
 from prism_prm.arrays import Floats
+from prism_prm.backends.ensemble import Ensemble
 from prism_prm.backends.open_critic import is_critic
-from prism_prm.backends.open_scorer import PrmOptions, remote_place
+from prism_prm.backends.open_scorer import PrmOptions, ensemble_place, remote_place
 from prism_prm.backends.remote_prm import open_served
 from prism_prm.data.tasks import Grader, Level, TaskGrader, TaskProblem
 from prism_prm.errors import ConfigError, DataError
@@ -430,6 +431,8 @@ class PRMReward:
 
 def _open(prm: str | Path, options: PrmOptions) -> Scorer:
     """Open a PRM; one of `prism serve` without torch and transformers, which a trainer's environment may not have."""
+    if (ensemble := ensemble_place(prm)) is not None:
+        return Ensemble([_open(member, options) for member in ensemble.members], ensemble.rule)
     remote = remote_place(prm)
     if remote is not None and remote.kind == "prism" and not options.check:
         policy = RetryPolicy(options.prm_timeout, options.prm_retries)
@@ -445,8 +448,9 @@ def _refuse_gaps(prm: Scorer | str | Path, options: PrmOptions) -> None:
     from prism_prm.backends.critic import Critic
 
     settings = options.critic if is_critic(prm) else None
-    if isinstance(prm, Critic):
-        settings = prm.settings
+    for scorer in prm.members if isinstance(prm, Ensemble) else [prm]:
+        if isinstance(scorer, Critic):
+            settings = scorer.settings
     if settings is not None and settings.on_missing == "skip":
         raise ConfigError(
             'on_missing = "skip": a trainer needs a reward for every completion, and a step without a verdict would '

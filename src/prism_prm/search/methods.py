@@ -17,6 +17,9 @@ from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
 from prism_prm.backends.policy import Sampling, node_key, rng
 from prism_prm.config import SHOWN, Count, Natural, Positive, Share, check
 from prism_prm.errors import ConfigError
+from prism_prm.grading.extract import extract_answer
+from prism_prm.grading.plain_answers import normalize
+from prism_prm.search.adaptive import AdaptiveSettings, is_safe, votes_in_draws
 from prism_prm.search.tree import SearchNode, merge
 
 RANKED = ("beam", "dvts")
@@ -52,6 +55,7 @@ class SearchSettings:
     seed: Natural = 0
     """The seed for all sampling."""
     sampling: Sampling = field(default_factory=Sampling)
+    adaptive: AdaptiveSettings = field(default_factory=AdaptiveSettings)
 
     def __post_init__(self) -> None:
         check(self)
@@ -105,8 +109,24 @@ Search = Generator[Expand, Children, Sequence[SearchNode]]
 
 
 def sample(start: SearchNode, settings: SearchSettings) -> Search:
-    """n solutions, in the order of their first steps."""
-    return (yield from _write_solutions(start, settings.n, settings, greedy=False))
+    """n solutions, in the order of their first steps; fewer, if the budget is adaptive and the answer is safe."""
+    stopping = settings.adaptive
+    if stopping.error is None:
+        return (yield from _write_solutions(start, settings.n, settings, greedy=False))
+    leaves: list[SearchNode] = []
+    groups: dict[str, int] = {}
+    votes: list[int] = []
+    while len(leaves) < settings.n:
+        count = min(stopping.least, settings.n - len(leaves))
+        new = yield from _write_solutions(start, count, settings, greedy=False, earlier=tuple(leaves))
+        leaves += new
+        for leaf in new:
+            # Answers are compared as texts here, without a judge: equal ones that are spelled differently only delay.
+            answer = extract_answer(leaf.text[leaf.start :]).answer
+            votes.append(-1 if answer is None else groups.setdefault(normalize(answer), len(groups)))
+        if is_safe(votes_in_draws(votes, [1.0] * len(votes)), settings.n - len(leaves), stopping.error):
+            break
+    return leaves
 
 
 def greedy(start: SearchNode, settings: SearchSettings) -> Search:
@@ -114,15 +134,19 @@ def greedy(start: SearchNode, settings: SearchSettings) -> Search:
     return (yield from _write_solutions(start, 1, settings, greedy=True))
 
 
-def _write_solutions(start: SearchNode, n: int, settings: SearchSettings, *, greedy: bool) -> Search:
+def _write_solutions(
+    start: SearchNode, n: int, settings: SearchSettings, *, greedy: bool, earlier: tuple[SearchNode, ...] = ()
+) -> Search:
     # Scores decide nothing here, so complete solutions are scored at the end, packed as one tree.
-    (leaves,) = yield Expand((start,), (n,), greedy=greedy, scored=False)
+    keep = (start,) if settings.adaptive.error is not None else ()
+    (leaves,) = yield Expand((start,), (n,), greedy=greedy, scored=False, keep=keep, held=earlier)
     for _ in range(settings.max_steps - 1):
         open_leaves = tuple(leaf for leaf in leaves if not leaf.is_finished)
         if not open_leaves:
             break
-        held = tuple(leaf for leaf in leaves if leaf.is_finished)
-        grown = yield Expand(open_leaves, (1,) * len(open_leaves), greedy=greedy, scored=False, held=held)
+        held = (*earlier, *(leaf for leaf in leaves if leaf.is_finished))
+        ones = (1,) * len(open_leaves)
+        grown = yield Expand(open_leaves, ones, greedy=greedy, scored=False, keep=keep, held=held)
         after = {leaf: only for leaf, (only,) in zip(open_leaves, grown, strict=True)}
         leaves = [after.get(leaf, leaf) for leaf in leaves]
     return leaves
@@ -294,6 +318,10 @@ def find_method(settings: SearchSettings, has_prm: bool) -> Method:
     if settings.method not in METHODS:
         raise ConfigError(f"Unknown method {settings.method!r}. Known: {', '.join(METHODS)}.")
     method = METHODS[settings.method]
+    if settings.adaptive.error is not None and not method.independent:
+        raise ConfigError(
+            f"--adaptive: the method {settings.method} has no votes to count; use --method best-of-n or sample"
+        )
     likelihood_only = settings.method in RANKED and settings.prm_weight == 0
     if method.needs_prm and not has_prm and not likelihood_only:
         raise ConfigError(f"The method {settings.method} needs a PRM's scores: give a PRM with --prm.")

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
+
 from prism_prm.aggregate import AGGREGATORS, GIVEN, CardValues, Choice, card_values, check_aggregator, choose_aggregator
-from prism_prm.backends.open_scorer import PrmOptions, check_scorer
+from prism_prm.backends.ensemble import combine
+from prism_prm.backends.open_scorer import EnsemblePlace, PrmOptions, check_scorer, ensemble_place
+from prism_prm.calibration import sigmoid
 from prism_prm.config import SHOWN, Count, Natural, Range, Word, check
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
@@ -20,6 +24,8 @@ from prism_prm.grading.extract import EXTRACTORS
 from prism_prm.job import Here, Job, stoppable
 from prism_prm.paths import file_name
 from prism_prm.report import remove_report
+from prism_prm.search.adaptive import AdaptiveSettings
+from prism_prm.search.adaptive_pool import simulate
 from prism_prm.search.controls import measure_controls
 from prism_prm.search.curves import NUM_DRAWS, Curve, check_ns, compute_curves, largest_n
 from prism_prm.search.grade_pool import (
@@ -28,6 +34,7 @@ from prism_prm.search.grade_pool import (
     StepScores,
     grade_chunk,
     grading_hash,
+    log_scores_of,
     read_grades,
     scores_in_file,
     scores_in_pool,
@@ -39,10 +46,13 @@ from prism_prm.search.rerank_report import RerankResults, make_report
 from prism_prm.search.select import select_solutions, write_selected
 
 if TYPE_CHECKING:
+    from prism_prm.arrays import Floats
     from prism_prm.scorer import Scorer
 
 SOLUTIONS = "solutions.parquet"
 SELECTED = "selected.jsonl"
+ROUNDED = 1e-6
+"""Scores of members of an ensemble are this far from 0 and 1, at least."""
 SOLUTIONS_PER_CHUNK = 512
 """The maximum number of solutions that are graded together."""
 
@@ -61,6 +71,7 @@ class RerankSettings:
     answer_field: str | None = None
     """The field of the pool, or of the task's file, with the reference answer. By default `answer`, `final_answer`,
     `expected_answer` or `ground_truth`."""
+    adaptive: AdaptiveSettings = field(default_factory=AdaptiveSettings)
     num_draws: Count = NUM_DRAWS
     """The number of draws per problem that votes are averaged over."""
     seed: Natural = 0
@@ -114,7 +125,8 @@ def rerank_pool(
     Args:
         pool: a pool, or files, folders or hub datasets of one.
         out: folder for tables, metrics.json and the report.
-        prms: PRMs to score the solutions with, or their folders or hub ids, by name.
+        prms: PRMs to score the solutions with, or their folders or hub ids, by name. An ensemble may name others of
+            this call: {"both": "ensemble:mean:a,b"}.
         scores: existing scores of this pool, by name: tables, or JSON lines {"name": "…", "scores": [[0.9, …], …]}
             with the name of each problem and the step scores of each of its solutions.
         task: take the reference answers from this task (math-500, gsm8k, …) or file instead of the pool.
@@ -149,10 +161,14 @@ def rerank_pool(
     written = (SOLUTIONS, SELECTED, "curves.parquet", "metrics.json")
     keep_inputs([*read, task, task_data], [out / name for name in written])
     # Missing models and files raise before solutions are judged, which takes long.
+    of_scores = {
+        name: place for name, prm in prms.items() if (place := _of_named_scores(prm, [*prms, *tables, "pool"]))
+    }
+    prms = {name: prm for name, prm in prms.items() if name not in of_scores}
     for name, prm in prms.items():
         check_scorer(prm, prm_options or PrmOptions(), name)
     find_sources(tables.values())
-    _check_unique([*prms, *tables])
+    _check_unique([*prms, *tables, *of_scores])
     reference = None
     if task:
         reference = load_task(task, task_data, answer_field=settings.answer_field, window=settings.window)
@@ -178,7 +194,7 @@ def rerank_pool(
         with stoppable(lambda: "with all answers judged"):
             if (own_scores := scores_in_pool(pool)) is not None:
                 step_scores["pool"], cards["pool"] = own_scores, None
-            _check_unique([*step_scores, *prms, *tables])
+            _check_unique([*step_scores, *prms, *tables, *of_scores])
             for name, (of_solutions, card) in from_files.items():
                 step_scores[name], cards[name] = of_solutions, card
             for name, prm in prms.items():
@@ -190,6 +206,12 @@ def rerank_pool(
                     tokens[name] = scorer.count_all(pool.trees())
                     if (summary := scorer.summary(pool.trees())) is not None:
                         critics[name] = summary
+            for name, place in of_scores.items():
+                step_scores[name] = _combine_scores([step_scores[member] for member in place.members], place.rule)
+                of_members = {cards[member] for member in place.members}
+                cards[name] = of_members.pop() if len(of_members) == 1 else None
+                if all(member in tokens for member in place.members):
+                    tokens[name] = sum(tokens[member] for member in place.members)
         aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
         first = settings.aggregators[0] if settings.aggregators else None
         own = {prm: Choice(first, GIVEN) if first else choose_aggregator(None, card) for prm, card in cards.items()}
@@ -206,6 +228,11 @@ def rerank_pool(
         results = RerankResults(
             title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox,
             tokens, critics, controls,
+            simulate(
+                graded, {prm: (steps, log_scores_of(steps, own[prm].value)) for prm, steps in step_scores.items()},
+                settings.adaptive, seed=settings.seed,
+            ) if curves and settings.adaptive.error is not None else (),
+            {name: len(place.members) for name, place in of_scores.items()},
         )  # fmt: skip
         report = make_report(results)
         remove_report(out)  # a killed process must not leave its solutions beside another run's metrics
@@ -214,6 +241,26 @@ def rerank_pool(
         results.write_curves(out / "curves.parquet")
         report.write(out)
     return results
+
+
+def _of_named_scores(prm: Scorer | str | Path, names: Sequence[str]) -> EnsemblePlace | None:
+    """The ensemble, if its members are the names of other scores in this call."""
+    place = ensemble_place(prm)
+    return place if place is not None and set(place.members) <= set(names) else None
+
+
+def _combine_scores(of_members: Sequence[StepScores], rule: str) -> StepScores:
+    """The step scores of an ensemble; None where a member has none."""
+    combined: list[Floats | None] = []
+    for of_solution in zip(*of_members, strict=True):
+        known = [steps for steps in of_solution if steps is not None]
+        if len(known) < len(of_solution):
+            combined.append(None)
+            continue
+        # Published scores are rounded, so that some are 0 or 1.
+        probability_MN = np.clip(np.stack(known), ROUNDED, 1 - ROUNDED)
+        combined.append(sigmoid(combine(np.log(probability_MN) - np.log1p(-probability_MN), rule)))
+    return combined
 
 
 def _check_unique(names: Sequence[str]) -> None:

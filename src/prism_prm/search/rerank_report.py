@@ -28,11 +28,12 @@ from prism_prm.report import (
     styles,
     telling,
 )
-from prism_prm.search.controls import Controls, tabulate_adjusted, warnings
+from prism_prm.search.adaptive_pool import CHARACTERS, AdaptiveResult
+from prism_prm.search.controls import ALPHA, Controls, tabulate_adjusted, warnings
 from prism_prm.search.curves import WITH_PRM, Curve, count_smaller
 from prism_prm.search.grade_pool import GradedPool, StepScores, write_table
 from prism_prm.search.select import Selection
-from prism_prm.stats import Comparison
+from prism_prm.stats import Comparison, Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,20 @@ class Difference:
     """That of A, unless each PRM uses its own; "" for the majority vote."""
     n: int
     gain: Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A way to select one of all solutions of a problem."""
+
+    method: str
+    prm: str
+    aggregator: str
+    accuracy: Interval
+    gain: Comparison | None
+    """Its accuracy minus that of the majority vote, paired; None for the majority vote itself."""
+    tokens: float
+    """Per problem, written by the policy and read by the scorer; estimated by characters where they are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,10 @@ class RerankResults:
     """By critic, its settings and cost."""
     controls: Controls = field(default_factory=Controls)
     """Rules that select without reading, by length, order or source, and how close PRMs are to them."""
+    adaptive: Sequence[AdaptiveResult] = ()
+    """Adaptive budgets, simulated."""
+    num_members: Mapping[str, int] = field(default_factory=dict)
+    """The number of members of each ensemble of other scores."""
 
     @property
     def ns(self) -> tuple[int, ...]:
@@ -118,6 +137,26 @@ class RerankResults:
                     found += [Difference(a, b, method, mine, theirs, n, curve.minus(other, n)) for n in self.ns]
         return found
 
+    def selectors(self) -> list[Selector]:
+        """Every way to select one of all solutions, in order: without a scorer, by each scorer, and the oracle."""
+        majority, most = self.curve("majority"), self.ns[-1]
+        own = [curve for curve in self.own_curves if curve.method != "public-tests"]
+        pool = self.graded.pool
+        written = sum(len(step) for solution in pool.solutions for step in solution.steps) // CHARACTERS
+        asked = sum(len(entry.problem.text) * len(entry.solutions) for entry in pool.problems) // CHARACTERS
+        found = []
+        for curve in sorted(own, key=lambda curve: curve.method == "oracle"):
+            tokens = float(written)
+            if curve.method == "mean":
+                tokens = written * len(pool.problems) / max(1, len(pool.solutions))
+            elif curve.prm:
+                tokens += self.tokens.get(curve.prm, (written + asked) * self.num_members.get(curve.prm, 1))
+            gain = None if curve.method == "majority" else curve.minus(majority, most)
+            found.append(
+                Selector(curve.method, curve.prm, curve.aggregator, curve.points[-1], gain, tokens / len(pool.problems))
+            )
+        return found
+
     def metrics(self, differences: Sequence[Difference]) -> dict[str, Any]:
         """The content of `metrics.json`."""
         return {
@@ -138,6 +177,8 @@ class RerankResults:
                 {key: value for key, value in asdict(difference).items() if key != "gain"} | asdict(difference.gain)
                 for difference in differences
             ],
+            "selectors": [asdict(selector) for selector in self.selectors()] if self.curves else [],
+            "adaptive": [asdict(result) for result in self.adaptive],
             "controls": self.controls.metrics(),
         }
 
@@ -182,6 +223,8 @@ def make_report(results: RerankResults) -> Report:
     report.finding = "Every rule selected one solution of each problem; see `selected.jsonl`."
     if results.curves:
         report.finding = _finding(results)
+        if results.scores:
+            _tabulate_selectors(results, report)
         _draw_methods(results, report)
         rows = []
         for curve in [*results.own_curves, *results.controls.curves]:
@@ -200,6 +243,8 @@ def make_report(results: RerankResults) -> Report:
         tabulate_adjusted(report, results.controls.adjusted)
         if results.scores and len(results.aggregators) > 1:
             _compare_aggregators(results, report)
+        if results.adaptive:
+            _tabulate_adaptive(results, report)
     selected: dict[str, list[int]] = {}
     for selection in results.selections:
         counts = selected.setdefault(" · ".join(filter(None, (selection.prm, TITLES[selection.rule]))), [0, 0, 0])
@@ -230,19 +275,80 @@ solutions.
 
 
 def _finding(results: RerankResults) -> str:
-    """One sentence: the best rule at the largest n, and those that need no PRM."""
+    """The best rule at the largest n, those that need no scores, and whether scores add anything to a vote."""
     most, single, majority = results.ns[-1], results.curve("mean"), results.curve("majority")
-    plain = (
-        f"the majority vote {percent(majority.points[-1].value)} %, one solution {percent(single.points[-1].value)} %"
-    )
+    one = f"one solution {percent(single.points[-1].value)} %"
+    plain = f"the majority vote {percent(majority.points[-1].value)} %"
     own = [curve for curve in results.own_curves if curve.prm and curve.method in WITH_PRM]
     if not own:
-        return f"Of {most} solutions, {plain} and the oracle {percent(results.curve('oracle').points[-1].value)} %."
+        oracle = percent(results.curve("oracle").points[-1].value)
+        return f"Of {most} solutions, {plain}, {one} and the oracle {oracle} %."
     best = max(own, key=lambda curve: curve.points[-1].value)
+    gain = best.minus(majority, most)
+    vote = max((curve for curve in own if curve.method == "weighted"), key=lambda curve: curve.points[-1].value)
+    added = vote.minus(majority, most)
+    beats = _verdict(gain, len(own), "beats the vote", "does not demonstrably beat the vote")
+    adds = _verdict(added, len(own) // 2, "add to the vote", "do not demonstrably add to the vote")
     return (
         f"Of {most} solutions, the {TITLES[best.method]} by {escaped(best.prm)} is right on "
-        f"{percent(best.points[-1].value)} % of the problems; {plain}."
+        f"{percent(best.points[-1].value)} % of the problems; {plain}, {one}. It {beats}. As weights, the scores of "
+        f"{escaped(vote.prm)} {adds}."
     )
+
+
+def _verdict(gain: Comparison, num_tests: int, yes: str, no: str) -> str:
+    """A claim with its interval; the best of several rules needs a smaller p (Bonferroni)."""
+    p = min(1.0, gain.p * num_tests)
+    return f"{yes if gain.difference > 0 and p < ALPHA else no} ({signed_percent(gain)}, corrected p {p_value(p)})"
+
+
+def _tabulate_selectors(results: RerankResults, report: Report) -> None:
+    """Add the table that answers whether a scorer pays."""
+    rows = [
+        [
+            " · ".join(filter(None, (one.prm, TITLES[one.method]))), percent(one.accuracy),
+            NO_DATA if one.gain is None else _signed(one.gain), number(round(one.tokens)),
+        ]
+        for one in results.selectors()
+    ]  # fmt: skip
+    report.table(
+        ["selection", "accuracy (%) ↑", "− majority vote ↑", "tokens per problem ↓"],
+        rows,
+        caption=(
+            f"Does a scorer pay? Selecting one of {results.ns[-1]} solutions, with 95 % intervals over problems; "
+            "differences are paired. Tokens are written by the policy and read by the scorer, at four characters each "
+            "where they were not counted"
+        ),
+    )
+
+
+def _signed(gain: Comparison) -> str:
+    return f"{signed_percent(gain)} (p {p_value(gain.p)})"
+
+
+def _tabulate_adaptive(results: RerankResults, report: Report) -> None:
+    """Add the table of adaptive budgets."""
+    report.text("## Adaptive budgets")
+    rows = [
+        [
+            " · ".join(filter(None, (one.prm, one.rule))), f"{one.solutions.value:.1f}",
+            percent(one.saved), percent(one.accuracy), _signed(one.over_full), _signed(one.over_fixed),
+            percent(one.differing),
+        ]
+        for one in results.adaptive
+    ]  # fmt: skip
+    report.table(
+        [
+            "rule", "solutions drawn", "tokens saved (%) ↑", "accuracy (%) ↑", "− full budget ↑", "− fixed budget ↑",
+            "other answer (%) ↓",
+        ],
+        rows,
+        caption=(
+            f"Votes with an adaptive budget of at most {results.ns[-1]} solutions, simulated in random orders; tokens "
+            "are those that the policy writes. The fixed budget draws as many solutions for every problem. Other "
+            "answer: the share of problems whose answer is not that of the full budget"
+        ),
+    )  # fmt: skip
 
 
 def no_solution_note(count: int, total: int) -> str:
@@ -366,16 +472,12 @@ def _compare_aggregators(results: RerankResults, report: Report) -> None:
     report.table(headers, rows, caption="Every aggregator: expected accuracy (%) ↑", best="columns")
 
 
-def _cell(difference: Difference) -> str:
-    return f"{signed_percent(difference.gain)} (p {p_value(difference.gain.p)})"
-
-
 def _tabulate_differences(results: RerankResults, differences: Sequence[Difference], report: Report) -> None:
     """Add tables of the PRMs' gains over the majority vote, and over each other."""
     most = results.ns[-1]
     over_majority = {(d.a, d.aggregator, d.method): d for d in differences if d.n == most and not d.b}
     gains = [
-        [f"{prm} · {aggregator}", *(_cell(over_majority[prm, aggregator, method]) for method in WITH_PRM)]
+        [f"{prm} · {aggregator}", *(_signed(over_majority[prm, aggregator, method].gain) for method in WITH_PRM)]
         for prm in results.scores
         for aggregator in results.aggregators
     ]
@@ -388,7 +490,7 @@ def _tabulate_differences(results: RerankResults, differences: Sequence[Differen
         if difference.b:
             aggregators = dict.fromkeys([difference.aggregator, difference.b_aggregator])  # two if each uses its own
             name = f"{difference.a} − {difference.b} · {TITLES[difference.method]} · {' − '.join(aggregators)}"
-            cell = _cell(difference) if difference.n == most else signed_percent(difference.gain.difference)
+            cell = _signed(difference.gain) if difference.n == most else signed_percent(difference.gain.difference)
             rows.setdefault(name, [name]).append(cell)
     if rows:
         headers = ["difference", *(f"n = {n}" for n in results.ns)]

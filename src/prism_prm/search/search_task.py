@@ -105,6 +105,11 @@ def search_task(
     has_tests = any(problem.tests and problem.tests.public for problem in task.problems)
     if recipe.selector == "public-tests" and not has_tests:
         raise ConfigError(f"--select public-tests: no problem of {task.name} has public tests; use another --select")
+    if recipe.search.adaptive.error is not None:
+        if any(problem.tests for problem in task.problems):
+            raise ConfigError("--adaptive counts votes for answers, but the task has programs; leave it out")
+        if len(recipe.ns) > 1:
+            raise ConfigError(f"--adaptive needs one budget, not {len(recipe.ns)}: give one number with -n")
     for note in task.notes():
         say(note)
     ray = options.ray

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from prism_prm.arrays import Ints
+from prism_prm.arrays import Floats, Ints
 from prism_prm.data.pair_examples import NO_STEP, Examples
 from prism_prm.errors import PrismError
 from prism_prm.files import atomic_folder
@@ -189,6 +190,8 @@ class TrainingRound:
     """The folder of its checkpoints."""
     num_updates: int | None = None
     """The number of updates, as many epochs as that takes; by default `settings.epochs` decides."""
+    reference_N: Floats | None = None
+    """For solutions: the log-likelihood of each by the reference."""
     on_update: Callable[[dict[str, Any]], None] = lambda _: None
     """Called on the main process after every update with its log line."""
     on_resume: Callable[[int], None] = lambda _: None
@@ -271,14 +274,7 @@ class TrainingRound:
             with contextlib.nullcontext() if is_synced else accelerator.no_sync(model):
                 log_odds_R = model(micro.batch.to(device))[:, 0]
                 read_NK = log_odds_R[micro.reads_NK.to(device)]
-                if self.examples.in_lists:
-                    right_NK, wrong_NK = sides_of_lists(self.examples.take(micro.examples), read_NK)
-                    loss_N = self.objective.of_lists(read_NK, right_NK, wrong_NK)
-                elif self.examples.labels is None:
-                    loss_N = self.objective.of_pairs(read_NK[:, 0], read_NK[:, 1])
-                else:
-                    labels_N = torch.as_tensor(self.examples.labels[micro.examples], dtype=read_NK.dtype, device=device)
-                    loss_N = self.objective.of_steps(read_NK[:, 0], labels_N)
+                loss_N = self._losses(micro.examples, read_NK)
                 bad_N = ~torch.isfinite(loss_N.detach())
                 if bad_N.any():  # the launcher then stops the other processes
                     bad = self.examples.ids[micro.examples[bad_N.cpu().numpy()]]
@@ -300,10 +296,26 @@ class TrainingRound:
             "max_per_tree": int(np.unique(self.examples.tree[update], return_counts=True)[1].max()),
         }  # fmt: skip
 
+    def _losses(self, examples: Ints, read_NK: torch.Tensor) -> torch.Tensor:
+        """The loss of each example, given the log-odds (or log-likelihoods) of its reads."""
+
+        def column(values: NDArray[np.float64]) -> torch.Tensor:
+            return torch.as_tensor(values[examples], dtype=read_NK.dtype, device=read_NK.device)
+
+        if self.examples.labels is None:
+            if not self.examples.in_lists:
+                return self.objective.of_pairs(read_NK[:, 0], read_NK[:, 1])
+            return self.objective.of_lists(read_NK, *sides_of_lists(self.examples.take(examples), read_NK))
+        labels_N = column(self.examples.labels)
+        if self.reference_N is None:
+            return self.objective.of_steps(read_NK[:, 0], labels_N)
+        is_step_NK, _ = sides_of_lists(self.examples.take(examples), read_NK)
+        return self.objective.of_solutions((read_NK * is_step_NK).sum(1) - column(self.reference_N), labels_N)
+
     def _not_finite(self, number: int, what: str, ids: Ints) -> NotFiniteError:
         kind = "labeled steps" if self.examples.labels is not None else "pairs"
         if self.examples.in_lists:
-            kind = "prefixes of the pairs"
+            kind = "prefixes of the pairs" if self.examples.labels is None else "solutions"
         last = self.checkpoints.last()
         kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet"
         return NotFiniteError(

@@ -60,7 +60,7 @@ def score_examples(
     share: Share | None = None,
     advance: Advance = ignore,
 ) -> Floats:
-    """log-odds_NK of the nodes of each example: chosen and rejected, or the labeled step alone.
+    """log-odds_NK of the nodes of each example: chosen and rejected, the labeled step, or the sum over a solution.
 
     All candidates of a tree are scored in one packed pass; `advance` counts finished trees.
     """
@@ -70,7 +70,10 @@ def score_examples(
     log_odds_NK = np.empty((len(examples), 2 if examples.labels is None else 1))
     scored = store.score(requests, share=share, advance=advance)
     for indices, nodes, scores in zip(by_tree, groups, scored, strict=True):
-        log_odds_NK[indices] = scores.log_odds_NO[np.array(nodes), 0]
+        if examples.in_lists:
+            log_odds_NK[indices, 0] = [scores.log_odds_NO[list(solution), 0].sum() for solution in nodes]
+        else:
+            log_odds_NK[indices] = scores.log_odds_NO[np.array(nodes), 0]
     return log_odds_NK
 
 

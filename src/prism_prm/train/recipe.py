@@ -261,6 +261,14 @@ class Recipe:
         check(self)
         if self.objective.on == "labels" and self.curriculum.mode != "none":
             raise ConfigError("objective.on = 'labels' has no margins: set curriculum.mode = 'none'.")
+        if self.objective.name == "implicit":
+            if self.curriculum.mode != "none":
+                raise ConfigError("objective.name = 'implicit' has no margins: set curriculum.mode = 'none'.")
+            if not self.base.backbone or self.base.family not in (None, "implicit"):
+                raise ConfigError(
+                    "objective.name = 'implicit' trains a language model, its own reference at the start: set "
+                    "base.backbone to it, and no base.prm or base.family."
+                )
 
 
 def check_places(recipe: Recipe) -> None:

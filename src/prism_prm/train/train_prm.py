@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from prism_prm.backends.load_prm import init_prm
+from prism_prm.backends.rivals import ImplicitPRM
 from prism_prm.config import to_toml
 from prism_prm.console import progress, say, silent_unless
 from prism_prm.curriculum import Binned, assign
@@ -25,6 +26,7 @@ from prism_prm.job import Job, refuse_changes, stoppable
 from prism_prm.models.card import RUN_FILE, has_weights, read_run, set_threshold
 from prism_prm.models.lower_cache import CacheSettings
 from prism_prm.models.prm import PRM, pair_cost
+from prism_prm.scorer import Scorer
 from prism_prm.store import ScoreStore, Share
 from prism_prm.train.batches import RowLimits, batch_maker, too_long
 from prism_prm.train.log import RunLog, check_reporters
@@ -37,7 +39,7 @@ from prism_prm.train.validation import Validation, best_round
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from prism_prm.arrays import Floats
+    from prism_prm.arrays import Floats, Ints
     from prism_prm.train.recipe import DataSettings
 
 
@@ -127,8 +129,11 @@ def train_prm(
         if isinstance(place, Path) and not run.is_done(place):
             if is_main:
                 assert recipe.base.backbone
+                family, settings = recipe.base.family or "qwen", recipe.base.settings
+                if recipe.objective.name == "implicit":
+                    family, settings = "implicit", {**settings, "beta": repr(recipe.objective.beta)}
                 init_prm(
-                    recipe.base.backbone, family=recipe.base.family or "qwen", settings=recipe.base.settings,
+                    recipe.base.backbone, family=family, settings=settings,
                     dtype=recipe.hardware.dtype, device="cpu", seed=recipe.seed, layers=recipe.base.layers,
                 ).save(place)  # fmt: skip
             accelerator.wait_for_everyone()
@@ -146,6 +151,11 @@ def train_prm(
             "validation data": run.validation.content_key() if run.validation else "",
         }
         run.refuse_changed_content()
+        if recipe.objective.name == "implicit":
+            run.reference = base
+            with progress("reference", len(train)) as advance:
+                store = ScoreStore(folder / "scores", base)
+                run.reference_N = score_examples(store, train, share=run.share, advance=advance)[:, 0]
 
         # The margins of the base PRM sort the pairs into rounds; every round starts from the PRM of the one before.
         results = {BASE: run.validate(BASE, base)}
@@ -160,7 +170,7 @@ def train_prm(
             start, place = place, folder / "rounds" / name
             if not run.is_done(place):
                 num_updates = recipe.train.updates_of_rounds([len(indices) for indices in binned.rounds])[number]
-                run.train_round(number, name, train.take(binned.rounds[number]), num_updates, start, place)
+                run.train_round(number, name, train, binned.rounds[number], num_updates, start, place)
             results[name] = run.validate(name, place)
 
         # The best round.
@@ -194,6 +204,10 @@ class _Stages:
         self.is_begun = any((folder / name).exists() for name in (BEGUN, "log.jsonl", RUN_FILE))
         """Whether the run made an update before."""
         self.validation: Validation | None = None
+        self.reference: PRM | None = None
+        """The reference of an implicit PRM."""
+        self.reference_N: Floats | None = None
+        """The log-likelihood of each example by the reference."""
         self.content: dict[str, str] = {}
         """The hashes of the data and the base PRM."""
 
@@ -252,9 +266,12 @@ class _Stages:
         return binned
 
     def train_round(
-        self, number: int, name: str, examples: Examples, num_updates: int | None, start: Path | str, folder: Path
-    ) -> None:
-        """Train one round from the PRM at `start`, and save its PRM."""
+        self, number: int, name: str, train: Examples, chosen: Ints, num_updates: int | None, start: Path | str,
+        folder: Path,
+    ) -> None:  # fmt: skip
+        """Train one round from the PRM at `start` on the chosen examples, and save its PRM."""
+        examples = train.take(chosen)
+        reference_N = None if self.reference_N is None else self.reference_N[chosen]
         recipe, hardware, accelerator = self.recipe, self.recipe.hardware, self.accelerator
         if self.is_main:  # its metrics belong to weights that are gone
             folder.with_name(f"{name}.json").unlink(missing_ok=True)
@@ -270,7 +287,7 @@ class _Stages:
         work = TrainingRound(
             name, model, prm.family, batch_maker(prm.module, recipe.train.microbatch_tokens, prm.cache),
             RowLimits(recipe.train.row_tokens, pair_cost(prm.module)), examples, recipe.objective, recipe.train,
-            (recipe.seed, number), self.folder / "checkpoints" / name, num_updates,
+            (recipe.seed, number), self.folder / "checkpoints" / name, num_updates, reference_N,
         )  # fmt: skip
         say(
             f"round {name}: {len(work.examples)} examples in {len(work.updates)} updates, "
@@ -313,7 +330,10 @@ class _Stages:
         if not self.is_done(path):
             result: dict[str, Any] = {}
             if self.validation is not None:
-                store = ScoreStore(self.folder / "scores", place if isinstance(place, PRM) else self.load(place))
+                scorer: Scorer = place if isinstance(place, PRM) else self.load(place)
+                if isinstance(scorer, PRM) and self.reference is not None:
+                    scorer = ImplicitPRM(scorer, self.reference)
+                store = ScoreStore(self.folder / "scores", scorer)
                 with progress(f"validating {name}", self.validation.num_trees) as advance:
                     result = self.validation.measure(store, self.recipe.validation, self.share, advance)
             if self.log is not None:
@@ -376,7 +396,7 @@ def _hash_inputs(settings: DataSettings) -> dict[str, str | None]:
 
 def examples_that_fit(split: Split, recipe: Recipe, prm: PRM) -> tuple[Examples, np.ndarray, dict[str, int]]:
     """The examples that fit the PRM's context, their kinds, and the counts of those that do and do not."""
-    examples = split.examples(recipe.objective.on)
+    examples = split.examples(recipe.objective.examples)
     long = too_long(examples, prm.family, prm.context)
     if len(long) and recipe.train.on_too_long == "error":
         raise DataError(

@@ -8,6 +8,7 @@ from prism_prm import plugins
 from prism_prm.aggregate import check_aggregator
 from prism_prm.errors import ConfigError
 from prism_prm.models.families.base import Family, TextEncoder
+from prism_prm.models.families.language_model import LanguageModel, OutcomeReward
 from prism_prm.models.families.math_shepherd import MathShepherd
 from prism_prm.models.families.qwen import Qwen
 from prism_prm.models.families.reasoneval import ReasonEval
@@ -21,8 +22,10 @@ FAMILIES: dict[str, type[Family]] = {
     for family in (Qwen, TokenClassification, MathShepherd, RLHFlow, Skywork, ReasonEval, VerdictFamily)
 }
 """Name → family."""
+RIVALS: dict[str, type[Family]] = {family.name: family for family in (LanguageModel, OutcomeReward)}
+"""Layouts of models that are no PRMs; `backends/rivals.py` scores with them."""
 
-__all__ = ["FAMILIES", "Family", "TextEncoder", "family_names", "find_family"]
+__all__ = ["FAMILIES", "RIVALS", "Family", "TextEncoder", "family_names", "find_family"]
 
 _PLUGINS = plugins.Plugins(
     "family", FAMILIES, "prism_prm.families", "a subclass of Family",
@@ -41,6 +44,8 @@ def find_family(name: str) -> type[Family]:
 
     The last runs the code of that file, so its name must come from the user, never from a downloaded folder.
     """
+    if name in RIVALS:
+        return RIVALS[name]
     if name in FAMILIES:
         return _PLUGINS.find(name)
     if plugins.is_in_file(name):

@@ -21,6 +21,8 @@ from prism_prm.models.model_files import render_chat
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from prism_prm.models.module import PrmModule
+
 CACHE_BYTES = 64 * 2**20
 """The size of a tokenizer's cache of texts and their ids; candidates of one prefix return as lookaheads of others."""
 _MAX_SHARE = 1 / 64
@@ -232,6 +234,12 @@ class Family(ABC):
     def make_head(self, hidden_size: int, config: Any) -> nn.Module:
         """Make a new head whose parameters have the names of the published checkpoints."""
 
+    def make_module(self, backbone: Any, head: nn.Module) -> PrmModule:
+        """Combine backbone and head."""
+        from prism_prm.models.module import PrmModule
+
+        return PrmModule(backbone, head, self)
+
     @staticmethod
     @abstractmethod
     def log_odds(logits_RC: Tensor) -> Tensor:
@@ -270,10 +278,14 @@ class LabelTokens(Family):
         return logits_RC[:, 0:1] - logits_RC[:, 1:2]
 
     def architecture(self, config: Any) -> str:
-        """Return the architecture of a complete language model, so that others can load it as one."""
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        return causal_lm(config) or super().architecture(config)
 
-        return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, super().architecture(config)))
+
+def causal_lm(config: Any) -> str:
+    """Return the architecture name of a complete language model, so that others can load it as one; "" if unknown."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, ""))
 
 
 def chat_turns(tokenizer: Any, family: str) -> tuple[str, str, str]:

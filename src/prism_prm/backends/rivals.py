@@ -1,0 +1,413 @@
+"""The rivals of PRMs as scorers: implicit PRMs, outcome reward models, and the confidence of a policy.
+
+An outcome reward model and a confidence score the solution up to a step, so their aggregator is `last`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from prism_prm.aggregate import CardValues
+from prism_prm.arrays import Floats
+from prism_prm.backends.open_rival import CONFIDENCES, WINDOW, RivalPlace
+from prism_prm.backends.openai import API_KEY, TOP, served_model
+from prism_prm.backends.policy import Prompting, chat_text, render
+from prism_prm.console import Advance, bar_on_stderr, ignore
+from prism_prm.errors import ModelError
+from prism_prm.models.card import prm_folder
+from prism_prm.models.families.language_model import LanguageModel, OutcomeReward
+from prism_prm.models.language_module import log_probability, self_certainty, token_values, top_confidence
+from prism_prm.models.packing import EncodedTree, encode_tree
+from prism_prm.models.prm import PRM, PackItem, fit, score_items
+from prism_prm.net import RetryPolicy, Server
+from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.tree import StepTree
+
+AT_ONCE = 64
+"""Trees that are scored together."""
+LARGE = 1000.0
+"""The odds of a confidence C are C / LARGE: confidences are far smaller, so P is almost in proportion to C, and a
+weighted vote weighs solutions by their confidence, as DeepConf does."""
+_AVOID_ZERO = 1e-12
+
+
+class ImplicitPRM(Scorer):
+    """The log-odds of a step are β · log π(step) / π_ref(step), summed over its tokens: two language models.
+
+    A model that was trained as π against its starting point π_ref on outcomes alone scores steps this way
+    (`[objective] name = "implicit"`).
+    """
+
+    def __init__(self, model: PRM, reference: PRM, beta: float | None = None) -> None:
+        vocabularies = [prm.tokenizer.get_vocab() for prm in (model, reference)]
+        if vocabularies[0] != vocabularies[1]:
+            raise ModelError(
+                "an implicit PRM compares the probabilities of the same tokens, but the two models have different "
+                f"tokenizers ({len(vocabularies[0]):,} and {len(vocabularies[1]):,} tokens); use two models with one"
+            )
+        assert isinstance(model.family, LanguageModel), "opened as a language model"
+        self.model = model
+        # The reference reads the same tokens, whatever its own chat template.
+        self.reference = PRM(
+            reference.module, model.family, model.card, token_budget=reference.token_budget,
+            context=min(model.context, reference.context), on_too_long=model.on_too_long,
+        )  # fmt: skip
+        model.context = self.context = self.reference.context
+        self.on_too_long = model.on_too_long
+        self.beta = float(model.family.chosen["beta"]) if beta is None else beta
+        self.card = CardValues("min", model.card.threshold)
+
+    def identity(self) -> str:
+        return _digest("implicit", self.beta, self.model.identity(), self.reference.identity())
+
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
+        found = self.model.score_trees(trees, wanted, progress=progress, advance=advance)
+        references = self.reference.score_trees(trees, wanted, progress=progress)
+        return [
+            TreeScores(self.outputs, self.beta * (one.log_odds_NO - other.log_odds_NO), one.too_long)
+            for one, other in zip(found, references, strict=True)
+        ]
+
+    def count_tokens(self, tree: StepTree) -> int:
+        return self.model.count_tokens(tree) + self.reference.count_tokens(tree)
+
+    def can_score(self, step: str, depth: int) -> bool:
+        return self.model.can_score(step, depth)
+
+    def notes(self) -> list[str]:
+        return self.model.notes()
+
+
+class ORM(Scorer):
+    """An outcome reward model: the score of a step is that of the solution, if it ended there."""
+
+    def __init__(self, model: PRM) -> None:
+        self.model = model
+        self.context, self.on_too_long = model.context, model.on_too_long
+        self.card = CardValues("last", model.card.threshold)
+
+    def identity(self) -> str:
+        return _digest("orm", self.model.identity())
+
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
+        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
+        results: list[TreeScores] = []
+        with bar_on_stderr("scoring", len(trees), shown=progress) as bar, self.model.module.scoring():
+            for some, nodes in _chunks(trees, wanted):
+                results += self._score(some, nodes)
+                bar(len(some))
+                advance(len(some))
+        return results
+
+    def _score(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+        """Add an end after the parent of each node, with the node's text and the end of the turn, and read there."""
+        prm = self.model
+        assert isinstance(prm.family, OutcomeReward), "opened as an outcome reward model"
+        items, too_long = [], []
+        for index, (tree, nodes) in enumerate(zip(trees, wanted, strict=True)):
+            encoded = encode_tree(tree, prm.family)
+            ends = [tuple(prm.family.last_step_ids(step.text)) for step in tree.nodes]
+            with_ends = EncodedTree(
+                encoded.prompt, encoded.ids + tuple(ends), encoded.reads + tuple(len(ids) - 1 for ids in ends),
+                encoded.parents * 2, encoded.starts * 2,
+            )  # fmt: skip
+            size = len(tree.nodes)
+            long = [node for node in nodes if with_ends.path_tokens(size + node) > prm.context]
+            if long and prm.on_too_long == "error":
+                fit(tree, index, long, prm.family, prm.context - len(prm.family.last_step_ids("a")), "error")
+            groups = [(size + node,) for node in nodes if node not in long]
+            items += [PackItem(with_ends, groups, index)] * bool(groups)
+            too_long.append(tuple(long))
+        sizes = [2 * len(tree.nodes) for tree in trees]
+        scores = score_items(prm, items, sizes, lambda i, node: f"tree {i}, node {node - len(trees[i].nodes)}")
+        return [
+            TreeScores(self.outputs, found[len(tree.nodes) :], long)
+            for found, tree, long in zip(scores, trees, too_long, strict=True)
+        ]
+
+    def count_tokens(self, tree: StepTree) -> int:
+        """Count each step twice, except the last ones: once as a prefix of others, and once with the end."""
+        family = self.model.family
+        assert isinstance(family, OutcomeReward), "opened as an outcome reward model"
+        inner = set(tree.parents)
+        encoded = self.model.encode_tree(tree)
+        ends = sum(len(family.last_step_ids(step.text)) for step in tree.nodes)
+        return len(encoded.prompt) + ends + sum(len(ids) for node, ids in enumerate(encoded.ids) if node in inner)
+
+    def can_score(self, step: str, depth: int) -> bool:
+        return self.model.can_score(step, depth)
+
+    def notes(self) -> list[str]:
+        return self.model.notes()
+
+
+class TokenSource(Protocol):
+    """A model that gives a value for each token of a solution."""
+
+    context: int
+
+    def identity(self) -> str:
+        """Equal for sources of the same values."""
+
+    def values(
+        self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], measure: str
+    ) -> tuple[list[dict[int, Floats]], list[tuple[int, ...]]]:
+        """Per tree the values of the tokens of each node and of all its ancestors, and the nodes that are too long."""
+
+    def count_tokens(self, tree: StepTree) -> int:
+        """The tokens of a tree."""
+
+    def can_score(self, step: str, depth: int) -> bool:
+        """Whether the step has tokens."""
+
+    def close(self) -> None:
+        """Close connections."""
+
+
+class LocalTokens:
+    """Values of tokens by a local language model."""
+
+    MEASURES: ClassVar = {"logprob": log_probability, "self-certainty": self_certainty}
+
+    def __init__(self, prm: PRM) -> None:
+        self.prm = prm
+        self.context = prm.context
+        self.identity, self.count_tokens, self.can_score = prm.identity, prm.count_tokens, prm.can_score
+
+    def values(
+        self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], measure: str
+    ) -> tuple[list[dict[int, Floats]], list[tuple[int, ...]]]:
+        prm = self.prm
+        encoded, paths, too_long = [], [], []
+        for index, (tree, wanted) in enumerate(zip(trees, nodes, strict=True)):
+            items, long = fit(tree, index, wanted, prm.family, prm.context, prm.on_too_long)
+            fitting = [node for item in items for (node,) in item.groups]
+            encoded.append(encode_tree(tree, prm.family))
+            paths.append(sorted({node for end in fitting for node in tree.path(end)}))
+            too_long.append(tuple(long))
+        return token_values(prm, encoded, paths, self.MEASURES.get(measure, top_confidence)), too_long
+
+    def close(self) -> None:
+        return
+
+
+class ServedTokens:
+    """Values of tokens by a server's completions API that echoes the prompt with log-probabilities (vLLM)."""
+
+    def __init__(self, url: str, tokenizer: Any, policy: RetryPolicy, concurrency: int) -> None:
+        self.server = Server(url, policy, concurrency, key_variable=API_KEY)
+        self.model = served_model(self.server)
+        self.tokenizer = tokenizer
+        self.context = 2**31
+
+    def identity(self) -> str:
+        return _digest(self.server.shown, self.model, self.tokenizer and chat_text(self.tokenizer, [("user", "a")]))
+
+    def values(
+        self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], measure: str
+    ) -> tuple[list[dict[int, Floats]], list[tuple[int, ...]]]:
+        # One request per path that is not the beginning of another.
+        paths = [
+            [
+                path
+                for path in (tree.path(node) for node in wanted)
+                if not any(path[-1] in tree.path(other)[:-1] for other in wanted)
+            ]
+            for tree, wanted in zip(trees, nodes, strict=True)
+        ]
+        asked = [self._ask(tree, path, measure) for tree, own in zip(trees, paths, strict=True) for path in own]
+        answers: Iterator[dict[int, Floats]] = iter(self.server.together(asked))
+        found = [{node: values for _ in own for node, values in next(answers).items()} for own in paths]
+        return found, [() for _ in trees]
+
+    async def _ask(self, tree: StepTree, path: Sequence[int], measure: str) -> dict[int, Floats]:
+        text = render(tree.problem, Prompting(template="auto" if self.tokenizer else "none"), self.tokenizer)
+        starts = []
+        for node in path:
+            starts.append(len(text))
+            text += tree.nodes[node].text + "\n\n"
+        body = {"model": self.model, "prompt": text, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": TOP}
+
+        def read(answer: dict[str, Any]) -> dict[int, Floats]:
+            return _echoed(answer, path, [*starts, len(text)], measure)
+
+        return await self.server.ask("POST", "/completions", read, body)
+
+    def count_tokens(self, tree: StepTree) -> int:
+        """Estimate by characters: only the server knows."""
+        return (len(tree.problem) + sum(len(step.text) for step in tree.nodes)) // 4
+
+    def can_score(self, step: str, depth: int) -> bool:  # noqa: ARG002
+        return bool(step.strip())
+
+    def close(self) -> None:
+        self.server.close()
+
+
+def _echoed(answer: Mapping[str, Any], path: Sequence[int], starts: Sequence[int], measure: str) -> dict[int, Floats]:
+    """Read the values of each node's tokens from an echoed prompt. Raises ValueError if the answer has none."""
+    choices = answer.get("choices")
+    logprobs = choices[0].get("logprobs") if isinstance(choices, list) and choices else None
+    own, tops, offsets = (
+        logprobs.get(name) if isinstance(logprobs, dict) else None
+        for name in ("token_logprobs", "top_logprobs", "text_offset")
+    )
+    if not (isinstance(own, list) and isinstance(offsets, list) and isinstance(tops, list)) or not (
+        len(own) == len(offsets) == len(tops) and any(offset < starts[-1] for offset in offsets)
+    ):
+        raise ValueError(
+            "the answer has no log-probabilities of the prompt (echo with logprobs), which this server does not "
+            "return; vLLM does, and a local model does: hf:FOLDER"
+        )
+    found: dict[int, Floats] = {}
+    for node, start, end in zip(path, starts, starts[1:], strict=False):
+        values = []
+        for log_p, top, offset in zip(own, tops, offsets, strict=True):
+            if start <= offset < end and log_p is not None:
+                top_values = sorted(top.values(), reverse=True)[:TOP]
+                values.append(log_p if measure == "logprob" else -float(np.mean(top_values)))
+        if not values or not np.isfinite(values).all():
+            raise ValueError(f"the answer has no finite log-probabilities for the characters {start} to {end}")
+        found[node] = np.array(values)
+    return found
+
+
+def lowest_group(values_T: Floats, window: int) -> float:
+    """The lowest mean of `window` tokens in a row; of all tokens, if there are fewer."""
+    size = min(window, len(values_T))
+    sums = np.cumsum(np.concatenate([[0.0], values_T]))
+    return float((sums[size:] - sums[:-size]).min() / size)
+
+
+SUMMARIES: dict[str, Callable[[Floats, int], float]] = {
+    "logprob": lambda values_T, _: float(values_T.mean()),
+    "self-certainty": lambda values_T, _: float(values_T.mean()),
+    "lowest-group": lowest_group,
+    "tail": lambda values_T, window: float(values_T[-window:].mean()),
+}
+"""How the values of a solution's tokens become its confidence."""
+
+
+class Confidence(Scorer):
+    """The confidence of a language model in the text up to a step."""
+
+    card = CardValues("last")
+
+    def __init__(self, source: TokenSource, kind: str, window: int = WINDOW) -> None:
+        assert kind in CONFIDENCES, "checked when its name is parsed"
+        self.source, self.kind, self.window = source, kind, window
+        self.context = source.context
+
+    def identity(self) -> str:
+        window = self.window if self.kind in ("lowest-group", "tail") else None
+        return _digest(self.kind, window, self.source.identity())
+
+    def confidences(
+        self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]
+    ) -> tuple[list[dict[int, float]], list[tuple[int, ...]]]:
+        """The confidence in the text up to each wanted node, and the nodes that are too long."""
+        values, too_long = self.source.values(trees, wanted, self.kind)
+        found = []
+        for tree, nodes, long, own in zip(trees, wanted, too_long, values, strict=True):
+            ends = [node for node in nodes if node not in long]
+            paths = {node: np.concatenate([own[at] for at in tree.path(node)]) for node in ends}
+            found.append({node: SUMMARIES[self.kind](path, self.window) for node, path in paths.items()})
+        return found, too_long
+
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
+        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
+        results: list[TreeScores] = []
+        with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
+            for some, nodes in _chunks(trees, wanted):
+                for tree, found, long in zip(some, *self.confidences(some, nodes), strict=True):
+                    log_odds_NO = np.full((len(tree.nodes), 1), np.nan)
+                    for node, confidence in found.items():
+                        log_odds_NO[node] = self._log_odds(confidence)
+                    results.append(TreeScores(self.outputs, log_odds_NO, long))
+                bar(len(some))
+                advance(len(some))
+        return results
+
+    def _log_odds(self, confidence: float) -> float:
+        if self.kind == "logprob":  # P is the geometric mean of the tokens' probabilities
+            confidence = min(confidence, -_AVOID_ZERO)
+            return confidence - math.log(-math.expm1(confidence))
+        return math.log(max(confidence, _AVOID_ZERO) / LARGE)
+
+    def count_tokens(self, tree: StepTree) -> int:
+        return self.source.count_tokens(tree)
+
+    def can_score(self, step: str, depth: int) -> bool:
+        return self.source.can_score(step, depth)
+
+    def close(self) -> None:
+        self.source.close()
+
+
+def open_rival(place: RivalPlace, load: Mapping[str, Any]) -> Scorer:
+    """Open a rival; `load` has the arguments of `load_prm`."""
+    if place.kind == "implicit":
+        model, reference = (_open_model(name, LanguageModel.name, load) for name in (place.target, place.reference))
+        return ImplicitPRM(model, reference)
+    if place.kind == "orm":
+        return ORM(_open_model(place.target, OutcomeReward.name, load))
+    policy, _, target = place.target.partition(":")
+    if policy == "hf":
+        return Confidence(LocalTokens(_open_model(target, LanguageModel.name, load)), place.kind, place.window)
+    tokenizer = None
+    if load["local"] is not None:
+        from prism_prm.models.model_files import load_tokenizer, local_folder
+
+        tokenizer = load_tokenizer(local_folder(str(load["local"])))
+    retry = RetryPolicy(load["prm_timeout"], load["prm_retries"])
+    return Confidence(ServedTokens(target, tokenizer, retry, load["prm_concurrency"]), place.kind, place.window)
+
+
+def _open_model(name: str, family: str, load: Mapping[str, Any]) -> PRM:
+    from prism_prm.backends.load_prm import init_prm, load_prm
+
+    folder = prm_folder(name)
+    if Path(folder).is_dir() and any(Path(folder).glob("*.gguf")):
+        options = ("dtype", "device", "attn", "token_budget", "on_too_long", "allow_pickle")
+        return init_prm(folder, family=family, **{option: load[option] for option in options})
+    prm = load_prm(folder, **{**load, "family": family, "local": None, "check": False})
+    assert isinstance(prm, PRM), "a local model"
+    return prm
+
+
+def _chunks(
+    trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]
+) -> Iterator[tuple[Sequence[StepTree], Sequence[Sequence[int]]]]:
+    for start in range(0, len(trees), AT_ONCE):
+        yield trees[start : start + AT_ONCE], wanted[start : start + AT_ONCE]
+
+
+def _digest(*facts: object) -> str:
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

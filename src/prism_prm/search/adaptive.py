@@ -1,0 +1,219 @@
+"""Adaptive budgets: draw solutions of a problem until its answer is safe, and stop hopeless ones early.
+
+**Votes.** After t of N draws, the leading answer is safe if the chance that another one overtakes it in the other N − t
+is at most ε. Against one other answer with v votes, the leader's share of the votes for both has the posterior
+Beta(1 + lead, 1 + v), so its share of the remaining draws is beta-binomial. The chances of all other answers, and of
+one not yet seen, are added. A posterior holds whenever one stops, so the answer differs from that of the full budget in
+at most a share ε of the problems, if these are as the uniform prior says.
+
+**Weights.** Scores that are probabilities of being right may weigh the votes. The sums are then counted in units of the
+mean weight.
+
+**Hopeless solutions.** After some complete solutions, a solution stops at its first step whose score is below a
+quantile of theirs (of the lowest step each). It casts no vote.
+
+**Early scores.** If a solution is right with chance p, n = log(1 − c) / log(1 − p) of them have a right one with chance
+c. p is the mean score of the first steps of some solutions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from prism_prm.arrays import Bools, Floats, Ints
+from prism_prm.config import Count, Share, check
+
+GRID = 4
+"""Votes are rounded to 1 / GRID of the mean weight, the leader's down and others' up."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveSettings:
+    """When to stop drawing solutions of a problem."""
+
+    error: Share | None = None
+    """Stop as soon as the answer will differ from that of the full budget with at most this chance, such as 0.05. By
+    default the budget is fixed."""
+    least: Count = 4
+    """The number of solutions that are drawn, complete, before anything is decided."""
+    hopeless: Share = 0.1
+    """A solution stops at a step that scores below this quantile of the lowest steps of the first ones. 0: never."""
+    success: Share = 0.95
+    """The chance of a right solution that a budget from early scores aims at."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@lru_cache(maxsize=200_000)
+def chance_overtaken(lead: float, other: float, remaining: int) -> float:
+    """The chance that an answer with `other` votes reaches one with `lead` votes in the remaining draws.
+
+    All remaining draws are taken to be for one of the two, and a tie counts as overtaken.
+    """
+    # Overtaken if x of m further votes are for the leader, and lead + x <= other + m - x.
+    most = math.floor((other + remaining - lead) / 2 + 1e-9)
+    if most < 0:
+        return 0.0
+    if most >= remaining:
+        return 1.0
+    a, b, total = 1 + lead, 1 + other, 0.0
+    constant = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) - math.lgamma(a + b + remaining)
+    for x in range(most + 1):
+        ways = math.lgamma(remaining + 1) - math.lgamma(x + 1) - math.lgamma(remaining - x + 1)
+        total += math.exp(constant + ways + math.lgamma(a + x) + math.lgamma(b + remaining - x))
+    return min(1.0, total)
+
+
+def is_safe(votes: Sequence[float], remaining: int, error: float) -> bool:
+    """Whether the leading of these answers stays ahead, but for a chance of `error`.
+
+    Args:
+        votes: those of each answer, in units of one draw.
+        remaining: how many more would be drawn.
+        error: the chance, at most, that another answer wins.
+
+    Example:
+        >>> is_safe([4, 0], 28, 0.05), is_safe([7, 1], 24, 0.05)
+        (False, True)
+    """
+    if remaining == 0:
+        return True
+    if not votes or max(votes) <= 0:
+        return False
+    lead, *others = sorted(votes, reverse=True)
+    lead = math.floor(lead * GRID) / GRID
+    chance = 0.0
+    for other in (*others, 0.0):  # 0: an answer that was not seen yet
+        chance += chance_overtaken(lead, math.ceil(other * GRID) / GRID, remaining)
+        if chance > error:
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a rule drew of one problem, in one order."""
+
+    num_solutions: int
+    cost: float
+    """Of the parts that were written."""
+    answer: int
+    """The group of the selected answer; -1 for none."""
+    is_right: bool
+
+
+def leading(groups: Sequence[int], weights: Sequence[float]) -> int:
+    """The position of the first solution of the group with the most weight; -1 without votes."""
+    totals: dict[int, float] = {}
+    first: dict[int, int] = {}
+    for at, (group, weight) in enumerate(zip(groups, weights, strict=True)):
+        if group >= 0:
+            totals[group] = totals.get(group, 0.0) + weight
+            first.setdefault(group, at)
+    if not totals:
+        return -1
+    most = max(totals.values())
+    return min(first[group] for group, total in totals.items() if total >= most * (1 - 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The solutions of one problem, in the order in which they are drawn."""
+
+    groups: Ints
+    """Equal numbers for equal answers; -1 casts no vote."""
+    right: Bools
+    weights: Floats
+    """1 for each in a majority vote."""
+    costs: Sequence[Floats]
+    """The cost of each step of each solution, such as its tokens."""
+    steps: Sequence[Floats] | None = None
+    """The score of each step of each solution, if there is a scorer."""
+
+    def ordered(self, order: Ints) -> Candidates:
+        """The same solutions in another order."""
+        return Candidates(
+            self.groups[order], self.right[order], self.weights[order], [self.costs[i] for i in order],
+            None if self.steps is None else [self.steps[i] for i in order],
+        )  # fmt: skip
+
+
+def draw_all(problem: Candidates, settings: AdaptiveSettings) -> Drawn:  # noqa: ARG001
+    """The full budget: a vote over all solutions."""
+    return vote_of(problem, len(problem.groups))
+
+
+def draw_until_safe(problem: Candidates, settings: AdaptiveSettings) -> Drawn:
+    """Draw until the leading answer is safe."""
+    return _draw(problem, settings, stops_hopeless=False)
+
+
+def draw_hopeful(problem: Candidates, settings: AdaptiveSettings) -> Drawn:
+    """Draw until the leading answer is safe; hopeless solutions stop early and cast no vote."""
+    return _draw(problem, settings, stops_hopeless=True)
+
+
+def draw_by_early_scores(problem: Candidates, settings: AdaptiveSettings) -> Drawn:
+    """Draw as many solutions as the first steps of some suggest, then vote."""
+    assert problem.steps is not None, "it needs scores"
+    total, least = len(problem.groups), min(settings.least, len(problem.groups))
+    firsts = [steps[0] for steps in problem.steps[:least] if len(steps)]
+    p = float(np.clip(np.mean(firsts), 1e-6, 1 - 1e-6)) if firsts else 1e-6
+    wanted = math.ceil(math.log(1 - settings.success) / math.log(1 - p)) if settings.success < 1 else total
+    return vote_of(problem, min(total, max(least, wanted)))
+
+
+RULES: dict[str, Callable[[Candidates, AdaptiveSettings], Drawn]] = {
+    "until safe": draw_until_safe,
+    "until safe, hopeless stopped": draw_hopeful,
+    "by early scores": draw_by_early_scores,
+}
+"""The first needs no scores."""
+
+
+def vote_of(problem: Candidates, count: int, groups: Sequence[int] | None = None, cost: float | None = None) -> Drawn:
+    """A vote over the first solutions; by default for their own answers, at their full cost."""
+    groups = problem.groups[:count].tolist() if groups is None else groups
+    cost = float(sum(map(np.sum, problem.costs[:count]))) if cost is None else cost
+    at = leading(groups, problem.weights[:count].tolist())
+    return Drawn(count, cost, groups[at] if at >= 0 else -1, at >= 0 and bool(problem.right[at]))
+
+
+def _draw(problem: Candidates, settings: AdaptiveSettings, *, stops_hopeless: bool) -> Drawn:
+    total, groups, cost = len(problem.groups), [], 0.0
+    lowest: list[float] = []
+    for at in range(total):
+        group, costs = int(problem.groups[at]), problem.costs[at]
+        if stops_hopeless and problem.steps is not None and len(problem.steps[at]):
+            scores = problem.steps[at]
+            if at < settings.least:
+                lowest.append(float(scores.min()))
+            elif (
+                lowest
+                and settings.hopeless
+                and (low := np.flatnonzero(scores < np.quantile(lowest, settings.hopeless))).size
+            ):
+                costs, group = costs[: low[0] + 1], -1
+        groups.append(group)
+        cost += float(np.sum(costs))
+        if at + 1 >= min(settings.least, total):
+            votes = votes_in_draws(groups, problem.weights[: at + 1])
+            if is_safe(votes, total - at - 1, settings.error or 0.0):
+                break
+    return vote_of(problem, len(groups), groups, cost)
+
+
+def votes_in_draws(groups: Sequence[int], weights: Sequence[float] | Floats) -> list[float]:
+    """The votes for each answer, in units of the mean weight."""
+    totals: dict[int, float] = {}
+    for group, weight in zip(groups, weights, strict=True):
+        if group >= 0:
+            totals[group] = totals.get(group, 0.0) + float(weight)
+    mean = float(np.mean(weights)) if len(weights) else 0.0
+    return [total / mean for total in totals.values()] if mean > 0 else []

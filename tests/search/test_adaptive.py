@@ -1,0 +1,107 @@
+"""Adaptive budgets stop when the answer is safe, and their error is at most the stated one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prism_prm import SearchSettings, open_policy, search_problems
+from prism_prm.errors import ConfigError
+from prism_prm.search.adaptive import (
+    AdaptiveSettings,
+    Candidates,
+    chance_overtaken,
+    draw_all,
+    draw_by_early_scores,
+    draw_hopeful,
+    draw_until_safe,
+    is_safe,
+    votes_in_draws,
+)
+
+
+def test_the_chance_to_be_overtaken_by_hand() -> None:
+    assert chance_overtaken(3, 0, 2) == 0.0  # two more votes cannot reach three
+    # One more draw after one vote each: reached by a vote for either (a tie counts), or lost: certain.
+    assert chance_overtaken(1, 1, 1) == pytest.approx(0.5)  # x = 0: 1 <= 2; x = 1: 2 > 1
+    assert chance_overtaken(0, 0, 0) == 1.0
+    # Beta(3, 1) and 2 draws: reached only if both are for the other, with chance E[(1 - p)^2] = 1·2 / (4·5).
+    assert chance_overtaken(2, 0, 2) == pytest.approx(2 / 20)
+
+
+def test_safe_by_hand() -> None:
+    assert is_safe([2], 0, 0.0)
+    assert not is_safe([], 5, 0.5)
+    assert not is_safe([2], 2, 0.09)  # an answer not yet seen has a chance of 0.1
+    assert is_safe([2], 2, 0.11)
+    assert not is_safe([2, 0.5], 2, 0.11)
+
+
+def test_weights_are_counted_in_draws() -> None:
+    assert votes_in_draws([0, 1, 0, -1], [0.2, 0.4, 0.6, 0.4]) == pytest.approx([2.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("error", "num_answers"),
+    [(0.05, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(0.05, 5), (0.01, 2), (0.2, 2), (0.2, 5)])],
+)
+def test_the_answer_differs_from_the_full_budgets_as_rarely_as_stated(error: float, num_answers: int) -> None:
+    rng = np.random.default_rng(7)
+    settings = AdaptiveSettings(error=error, least=1)
+    num_problems, budget, differing, drawn = 10_000, 16, 0, 0
+    for _ in range(num_problems):
+        shares = rng.dirichlet(np.ones(num_answers))
+        groups = rng.choice(num_answers, budget, p=shares)
+        problem = Candidates(groups, groups == 0, np.ones(budget), [np.ones(1)] * budget)
+        found, full = draw_until_safe(problem, settings), draw_all(problem, settings)
+        differing += found.answer != full.answer
+        drawn += found.num_solutions
+    # The rate may exceed the stated one by chance, but not by three standard errors.
+    assert differing / num_problems <= error + 3 * math.sqrt(error / num_problems)
+    assert drawn / num_problems < budget
+
+
+def test_hopeless_solutions_stop_at_their_first_low_step() -> None:
+    steps = [np.array([0.9, 0.8]), np.array([0.8, 0.7]), np.array([0.9, 0.1, 0.9]), np.array([0.9, 0.75])]
+    costs = [np.array([10.0, 20.0]), np.array([10.0, 20.0]), np.array([1.0, 2.0, 4.0]), np.array([10.0, 20.0])]
+    problem = Candidates(np.array([0, 1, 1, 0]), np.array([True, False, False, True]), np.ones(4), costs, steps)
+    found = draw_hopeful(problem, AdaptiveSettings(error=0.0, least=2, hopeless=0.5))
+    # The quantile of 0.8 and 0.7 is 0.75: the third stops after its second step, and votes for nothing.
+    assert found.cost == 30 + 30 + 3 + 30
+    assert (found.answer, found.is_right) == (0, True)
+    assert draw_all(problem, AdaptiveSettings()).cost == 30 + 30 + 7 + 30
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0.9, 2), (0.5, 5), (0.1, 8)])
+def test_budgets_from_early_scores(first: float, expected: int) -> None:
+    # log(0.05) / log(0.5) = 4.3 → 5; with 0.9 two are enough; with 0.1 all eight are drawn.
+    problem = Candidates(np.zeros(8, int), np.ones(8, bool), np.ones(8), [np.ones(1)] * 8, [np.array([first, 0.0])] * 8)
+    assert draw_by_early_scores(problem, AdaptiveSettings(least=1)).num_solutions == expected
+
+
+def test_a_search_stops_when_the_answer_is_safe(memorising_policy: Path) -> None:
+    problems = ["3+4-2", "1-2"]
+    with contextlib.closing(open_policy(f"hf:{memorising_policy}")) as policy:
+        fixed = SearchSettings(method="sample", n=12)
+        adaptive = SearchSettings(method="sample", n=12, adaptive=AdaptiveSettings(error=0.1, least=3))
+        every = search_problems(policy, None, problems, fixed)
+        found = search_problems(policy, None, problems, adaptive)
+    for all_of, some in zip(every, found, strict=True):
+        count = len(some.solutions)
+        assert count % 3 == 0
+        assert [one.steps for one in some.solutions] == [one.steps for one in all_of.solutions[:count]]
+    assert min(len(some.solutions) for some in found) < 12  # it knows these by heart
+    assert sum(some.policy_tokens for some in found) < sum(one.policy_tokens for one in every)
+
+
+def test_only_independent_solutions_vote(memorising_policy: Path) -> None:
+    settings = SearchSettings(method="beam", adaptive=AdaptiveSettings(error=0.1))
+    with (
+        contextlib.closing(open_policy(f"hf:{memorising_policy}")) as policy,
+        pytest.raises(ConfigError, match="no votes"),
+    ):
+        search_problems(policy, None, ["1-2"], settings)
