@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,14 +166,14 @@ SOLVED = {
 """Problem → the steps of its solution, as the policy below has learned them by heart."""
 
 
-def memorising_policy(folder: Path, updates: int = 120) -> Path:
-    """A tiny Qwen2 that has learned SOLVED by heart: it writes steps with blank lines between them, and ends."""
+def memorising_policy(folder: Path, updates: int = 120, solved: Mapping[str, list[str]] = SOLVED) -> Path:
+    """A tiny Qwen2 that has learned solutions by heart: it writes steps with blank lines between them, and ends."""
     tokenizer = qwen_tokenizer()
     torch.manual_seed(0)
     config = Qwen2Config(**{**_SIZES, "initializer_range": 0.1, "vocab_size": len(tokenizer)})
     config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, None
     model = Qwen2ForCausalLM(config)
-    texts = [f"{problem}\n\n" + "\n\n".join(steps) + tokenizer.eos_token for problem, steps in SOLVED.items()]
+    texts = [f"{problem}\n\n" + "\n\n".join(steps) + tokenizer.eos_token for problem, steps in solved.items()]
     batch = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -30,7 +30,7 @@ TOLERANCE = 1e-6
 RULES = {"best-of-8": ("--method", "best-of-n", "--select", "argmax"), "beam-8": ("--method", "beam")}
 """Model name at the endpoint → options of `prism search`."""
 SEARCH = (
-    "-P", "temperature=1.5", "-P", "max_step_tokens=24", "-P", "max_tokens=64", "--set", "max_steps=6",
+    "-P", "temperature=1", "-P", "max_step_tokens=24", "-P", "max_tokens=64", "--set", "max_steps=6",
     "--set", "seed=3",
 )  # fmt: skip
 """Options of `prism search` and `prism serve`."""
@@ -83,7 +83,9 @@ if __name__ == "__main__":
     here = Path(sys.argv[1]).parent / "searched"
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir()
-    memorising_policy(here / "policy")
+    # Without blanks, as the shipped PRM reads steps.
+    solved = {text: [one if "####" in one else one.replace(" ", "") for one in steps] for text, steps in SOLVED.items()}
+    memorising_policy(here / "policy", solved=solved)
     references = [steps[-1].removeprefix("#### ") for steps in SOLVED.values()]
     records = [{"problem": text, "answer": answer} for text, answer in zip(SOLVED, references, strict=True)]
     (here / "task.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loopback import serve
-from prism_prm import PolicySettings, Sampling, SearchSettings, open_policy, search_problems
+from prism_prm import PolicySettings, Sampling, SearchSettings, init_prm, open_policy, search_problems
 from prism_prm.backends.policy import Prompting, StepRequest, Written
 from prism_prm.data.pools import read_pool
 from prism_prm.net import RetryPolicy
@@ -36,6 +36,12 @@ PLAIN = Prompting(template="none")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return memorising_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def prms(folder: Path) -> dict[str, Any]:
+    """Two PRMs that can read what the policy writes."""
+    return {"base": init_prm(folder), "owner/prism": init_prm(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +117,8 @@ def test_the_answer_is_that_of_prism_search(
     for number, problem in enumerate(SOLVED):
         answer = server.post("/v1/chat/completions", chat(f"tiny@{rule}-8", problem)).json()
         top = answer["prism"]["candidates"][0]
+        assert len({one["score"] for one in answer["prism"]["candidates"]} - {None}) > 1 or rule in ("beam", "dvts")
+        assert top["scores"], "the PRM decides"
         assert answer["choices"][0]["message"]["content"] == "\n\n".join(top["steps"])
         if number in chosen:
             assert tuple(top["steps"]) == pool[number].solutions[chosen[number]].steps
@@ -285,7 +293,9 @@ def test_a_problem_longer_than_the_prms_context(prms: dict[str, Any]) -> None:
             assert found.status_code == 200, found.text
             assert found.json()["choices"][0]["message"]["content"] == "#### 5"
             assert [one["scores"] for one in found.json()["prism"]["candidates"]] == [None] * count
-            assert found.json()["warnings"] == [f"the PRM could not score {count} of {count} solutions: too long"]
+            assert found.json()["warnings"] == [
+                f"the PRM could not score {count} of {count} solutions, which rank last"
+            ]
 
 
 def test_a_local_policy_stops_within_a_token(folder: Path) -> None:

@@ -56,7 +56,7 @@ async def complete_chat(body: schemas.ChatRequest, request: Request) -> Response
     if len(found.solutions) < body.n:
         warnings.append(f"n = {body.n}, but the search found only {len(found.solutions)} different solutions")
     if unscored := sum(one.scores is None for one in found.solutions):
-        warnings.append(f"the PRM could not score {unscored} of {len(found.solutions)} solutions: too long")
+        warnings.append(f"the PRM could not score {unscored} of {len(found.solutions)} solutions, which rank last")
     extension = {"prism": _extension(ask, found)} | ({"warnings": warnings} if warnings else {})
     if body.stream:
         usage = _usage(found) if body.stream_options and body.stream_options.include_usage else None
