@@ -147,7 +147,7 @@ def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytes
     assert (
         text.index("> With PRISM (ours), ")
         < text.index("figures/best-of-n-1.svg")
-        < text.index("| PRM | AUROC within problem ↑ |")
+        < text.index("| PRM | AUROC within ")
     )
     assert "injected errors: FPR at TPR 90 ↓" in text
     assert text.index("The *embedded world* is a small synthetic task") < text.index("figures/best-of-n-1.svg")

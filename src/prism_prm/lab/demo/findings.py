@@ -309,7 +309,7 @@ SUMMARY: dict[str, Callable[[StepNumbers], float]] = {
     "FPR at TPR 90 ↓": lambda s: s.natural,
     "injected errors: FPR at TPR 90 ↓": lambda s: s.perturbed,
 }
-"""The step metrics in the summary: header → value. Those without data are left out: test solutions have no siblings."""
+"""The step metrics in the summary: header → value. Those without data in any world are left out."""
 
 
 def summary(
