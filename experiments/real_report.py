@@ -45,7 +45,7 @@ COLUMNS: dict[str, list[tuple[str, str, Cell]]] = {
         ("FPR", "labeled", of_steps("fpr")),
         ("FNR", "labeled", of_steps("fnr")),
         ("FPR at TPR 90", "labeled", of_steps("fpr_at_tpr_90")),
-        ("AUROC, annotated pairs", "pairs", of_group("annotated", "auroc")),
+        ("AUROC, steps of annotated pairs, pooled", "pairs", of_group("annotated", "auroc")),
         ("AUROC, lookahead pairs", "pairs", of_group("lookahead", "auroc")),
     ],
     "prmbench": [
