@@ -2,7 +2,7 @@
 
 llama.cpp (`pip install xllamacpp`) serves the policy from a GGUF file. For each rule, `prism search` runs first. Then
 inspect_ai asks the endpoint for the same problems, and the `openai` client asks for the first one, plain and streamed.
-llama.cpp's texts depend on what it computed before (other slots, its prompt cache), so it is started anew for each
+llama.cpp's texts depend on what it computed before (other slots, its prompt cache), so it is restarted for each
 side, has one slot, and gets the same requests in the same order.
 
 Run: python experiments/chat_run.py --gguf MODEL.gguf --tokenizer FOLDER --prm FOLDER --gsm8k test.jsonl \
