@@ -125,7 +125,7 @@ def test_steps_that_cannot_be_read_score_nothing_and_the_others_are_read() -> No
     assert [node.text for node in scorer.seen[0].nodes] == ["0.9 a", "0.6 #### 3"]
 
 
-@pytest.mark.parametrize("choice", ["error", "skip", "drop-left-steps"])
+@pytest.mark.parametrize("choice", ["error", "skip", "window"])
 def test_too_long_steps_score_nothing(tiny_prm: Callable[..., Any], tmp_path: Path, choice: Any) -> None:
     tiny_prm("qwen", "qwen2").save(tmp_path / "prm")
     from prism_prm import load_prm
@@ -140,7 +140,7 @@ def test_too_long_steps_score_nothing(tiny_prm: Callable[..., Any], tmp_path: Pa
     assert second == pytest.approx(short)
     assert first[0] == pytest.approx(short[0])
     assert math.isnan(first[1])
-    assert math.isnan(first[2]) == (choice != "drop-left-steps")
+    assert math.isnan(first[2]) == (choice != "window")
 
 
 def test_a_scorer_that_refuses_a_tree_loses_that_tree_only() -> None:

@@ -20,6 +20,7 @@ from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.load_settings import OnTooLong
 from prism_prm.net import RetryPolicy, Server, TooMuchError
 from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.segments import DEFAULT_SEGMENTER, SCORED
 from prism_prm.tree import ROOT, StepTree
 
 ITEMS_AT_ONCE = 32
@@ -178,7 +179,10 @@ class PrismPRM(RemotePRM):
         try:
             self.outputs = tuple(map(str, card["outputs"]))
             self.context = int(card["max_model_len"])
-            self.card = CardValues(str(card["aggregator"]), float(card["threshold"]))
+            self.card = CardValues(
+                str(card["aggregator"]), float(card["threshold"]),
+                segmenter=str(card.get("segmenter", DEFAULT_SEGMENTER)), thinking=str(card.get("thinking", SCORED)),
+            )  # fmt: skip
             self._identity = str(card["identity"])
             self._weights = str(card["model_hash"])
         except (KeyError, TypeError, ValueError):

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from prism_prm.aggregate import is_scored
 from prism_prm.console import Advance, ignore
 from prism_prm.data.formats import POOL_FIELDS
 from prism_prm.data.inputs import decode, find_sources, read_records, rows
@@ -47,7 +48,7 @@ class Solution:
     text: str
     answer: str | None = None
     """Its answer, if the pool has one; otherwise it is extracted from the text."""
-    scores: tuple[float, ...] | None = None
+    scores: tuple[float | None, ...] | None = None
     """P(right) of each step, if the pool has them."""
     tokens: int | None = None
     correct: bool | None = None
@@ -175,7 +176,7 @@ def pool_problem(
             reason="wrong-type",
         )
     try:  # search-and-learn writes all scores into one field of the record
-        scores = msgspec.convert(record.get("scores"), list[list[float] | None] | None)
+        scores = msgspec.convert(record.get("scores"), list[list[float | None] | None] | None)
     except msgspec.ValidationError as error:
         reason = str(error).replace("$", "")
         raise DataError(
@@ -200,12 +201,12 @@ class _SolutionFields(msgspec.Struct):
 
     steps: list[str] | None = None
     answer: str | int | float | None = None
-    scores: list[float] | None = None
+    scores: list[float | None] | None = None
     tokens: int | None = None
     correct: bool | None = None
 
 
-def _solution(item: Any, scores: list[float] | None) -> Solution:
+def _solution(item: Any, scores: list[float | None] | None) -> Solution:
     if isinstance(item, str):
         item = {"text": item}
     elif isinstance(item, list):
@@ -221,7 +222,7 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
         raise DataError("a step is empty; every step needs a text")
     step_scores = fields.scores if fields.scores is not None else scores
     if step_scores is not None:
-        check_scores(step_scores, len(steps))
+        check_scores(step_scores, steps)
     if fields.tokens is not None and not 0 <= fields.tokens <= MOST_TOKENS:
         raise DataError(f"{fields.tokens} tokens; expected 0 to {MOST_TOKENS:,}")
     if isinstance(fields.answer, float) and not math.isfinite(fields.answer):
@@ -230,18 +231,20 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
         steps,
         "\n\n".join(steps) if text is None else text,
         None if fields.answer is None else str(fields.answer),
-        None if step_scores is None else tuple(map(float, step_scores)),
+        None if step_scores is None else tuple(None if score is None else float(score) for score in step_scores),
         fields.tokens,
         fields.correct,
     )
 
 
-def check_scores(scores: Sequence[float], num_steps: int) -> None:
-    """Raise unless these are the probabilities of a solution's steps."""
-    if len(scores) != num_steps:
-        raise DataError(f"{len(scores)} scores for {num_steps} steps; the pool must have the `steps` that were scored")
+def check_scores(scores: Sequence[float | None], steps: Sequence[str]) -> None:
+    """Raise unless these are the probabilities of a solution's steps; None only for thinking that was not scored."""
+    if len(scores) != len(steps):
+        raise DataError(f"{len(scores)} scores for {len(steps)} steps; the pool must have the `steps` that were scored")
+    if None in scores and not is_scored(scores, steps):
+        raise DataError("a score is null, but not those of all thinking steps and only those")
     for score in scores:
-        if not 0 <= score <= 1:
+        if score is not None and not 0 <= score <= 1:
             raise DataError(f"the score {score} is not in [0, 1]; scores are probabilities that a step is right")
 
 

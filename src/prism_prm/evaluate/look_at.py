@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold, solution_score
+from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold, is_scored, solution_score
 from prism_prm.backends.load_prm import open_prm
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.console import progress, say
@@ -91,9 +91,10 @@ def look_at(
             first_error = score = None
             if all(parent == number - 1 for number, parent in enumerate(tree.parents)):  # a single solution
                 wrong = (i for i, value in enumerate(values) if value is not None and value <= cutoff)
-                known = [value for value in values if value is not None]
+                texts = tree.texts(range(len(values)))
                 first_error = next(wrong, None)
-                score = solution_score(known, aggregator) if known and len(known) == len(values) else None
+                if is_scored(scores.probability, texts):
+                    score = solution_score(scores.probability, aggregator, texts)
             column.append(JudgedSolution(name, cutoff, aggregator, values, first_error, score))
         columns.append(column)
         for note in scorer.notes():

@@ -553,6 +553,6 @@ def score_benchmark(
     if unscored := sum(len(tree.nodes) for tree in trees) - report.steps - report.unjudged:
         raise DataError(
             f"{items.name}: {unscored:,} steps exceed the context of {prm.context:,} tokens and have no score; raise "
-            "--set context=…, or score them without their earliest steps: --set on_too_long=drop-left-steps"
+            "--set context=…, or score them in windows: --set on_too_long=window"
         )
     return path

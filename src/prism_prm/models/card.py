@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ from prism_prm.files import write_text
 from prism_prm.models.families import FAMILIES, Family, family_names, find_family
 from prism_prm.models.model_files import CONFIG_FILE, base_of, check_model, is_adapter
 from prism_prm.plugins import is_in_file
+from prism_prm.segments import DEFAULT_SEGMENTER, SCORED, find_segmenter, thinking_tokens
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ README = "README.md"
 RUN_FILE = "run.json"
 _OLD_AGGREGATORS = {"prod": "product"}
 """Old names of aggregators that folders may still use."""
-_OMIT_IF_EMPTY = ("family_sha256", "base_model", "datasets")
-"""Fields that prism.json omits if they are empty."""
+_OMIT_IF_DEFAULT = ("family_sha256", "base_model", "datasets", "segmenter", "thinking")
+"""Fields that prism.json omits if they have their defaults."""
 _RIGHT = frozenset({"accept", "correct", "good", "ok", "pass", "pos", "positive", "right", "true", "valid", "yes"})
 _WRONG = frozenset(
     {"bad", "error", "fail", "false", "incorrect", "invalid", "mistake", "neg", "negative", "reject", "wrong"}
@@ -61,17 +62,27 @@ class Card:
     """The hub id of the model that this one was made from; omitted if unknown."""
     datasets: tuple[str, ...] = ()
     """Hub ids of the training data; local files, which mean nothing to others, are left out."""
+    segmenter: str = DEFAULT_SEGMENTER
+    """The rule that cuts solutions into steps, a key of `SEGMENTERS`; omitted if it is `paragraph`."""
+    thinking: str = SCORED
+    """What becomes of thinking steps: `scored` as plain steps, `context` of the response only, `dropped`, or `last-N`:
+    context of at most N tokens. Omitted if it is `scored`."""
 
     def __post_init__(self) -> None:
         check(self)
         check_aggregator(self.aggregator)
+        find_segmenter(self.segmenter)
+        thinking_tokens(self.thinking)
 
     def trained_on(self, inputs: Iterable[str]) -> Card:
         """Return the card with the hub ids among `inputs` added to its datasets."""
         return replace(self, datasets=tuple(dict.fromkeys([*self.datasets, *filter(hub_id, inputs)])))
 
     def write(self, folder: Path) -> None:
-        content = {key: value for key, value in asdict(self).items() if value or key not in _OMIT_IF_EMPTY}
+        defaults = {one.name: () if one.name == "datasets" else one.default for one in fields(self)}
+        content = {
+            key: value for key, value in asdict(self).items() if key not in _OMIT_IF_DEFAULT or value != defaults[key]
+        }
         write_text(folder / CARD_FILE, json.dumps(content, indent=2) + "\n")
 
 
@@ -350,6 +361,10 @@ def model_card(card: Card, architecture: str) -> str:
         rows.append(("outputs", ", ".join(f"`{output}`" for output in built_in.outputs)))
     rows.append(("a step counts as right", f"above {card.threshold}"))
     rows.append(("score of a solution", f"the `{card.aggregator}` of its steps' scores"))
+    if card.segmenter != DEFAULT_SEGMENTER:
+        rows.append(("steps", f"cut by the segmenter `{card.segmenter}`"))
+    if card.thinking != SCORED:
+        rows.append(("thinking", f"`{card.thinking}`"))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     naming = f", family={card.family!r}" if is_in_file(card.family) else ""
     parts = [

@@ -91,7 +91,7 @@ def _readable_steps(scorer: Scorer, problem: str, steps: Sequence[str]) -> list[
 
     if size(len(numbers)) <= scorer.context:
         return numbers
-    if scorer.on_too_long == "drop-left-steps":  # only steps that are too long by themselves are lost
+    if scorer.on_too_long == "window":  # only steps that are too long by themselves are lost
         return [k for k in numbers if scorer.count_tokens(StepTree.chain(problem, [steps[k]])) <= scorer.context]
     return numbers[: max(0, bisect_right(range(len(numbers) + 1), scorer.context, key=size) - 1)]
 

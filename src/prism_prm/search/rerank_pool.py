@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from prism_prm.aggregate import AGGREGATORS, GIVEN, CardValues, Choice, card_values, check_aggregator, choose_aggregator
+from prism_prm.aggregate import (
+    AGGREGATORS,
+    COUNT_FROM,
+    GIVEN,
+    CardValues,
+    Choice,
+    card_values,
+    check_aggregator,
+    choose_aggregator,
+)
 from prism_prm.backends.open_scorer import PrmOptions, check_scorer
 from prism_prm.config import SHOWN, Count, Natural, Range, Word, check
 from prism_prm.console import progress, say
@@ -37,6 +46,7 @@ from prism_prm.search.grade_pool import (
 )
 from prism_prm.search.rerank_report import RerankResults, make_report
 from prism_prm.search.select import select_solutions, write_selected
+from prism_prm.segments import first_response, last_revision
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
@@ -52,8 +62,9 @@ class RerankSettings:
     """How answers are extracted and judged, and how one of n solutions is selected."""
 
     aggregators: tuple[Word, ...] | None = field(default=None, metadata={SHOWN: "all, with the PRM's own first"})
-    """How step scores become a solution's score: last, min, product, mean, soft-min. The first one selects solutions,
-    and is in the main figures. By default all, with the PRM's own first."""
+    """How step scores become a solution's score: last, min, product, mean, soft-min, last-k, mean-of-lowest-k,
+    response-only, min-after-last-revision. The first one selects solutions, and is in the main figures. By default all
+    that differ, with the PRM's own first."""
     ns: tuple[Count, ...] | None = None
     """The numbers of solutions to select from, such as 1,4,16. By default 1, 2, 4, … up to all."""
     extract: tuple[Word, ...] = tuple(EXTRACTORS)
@@ -190,7 +201,10 @@ def rerank_pool(
                     tokens[name] = scorer.count_all(pool.trees())
                     if (summary := scorer.summary(pool.trees())) is not None:
                         critics[name] = summary
-        aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
+        # Without thinking and revisions, these are `min`.
+        has_roles = any(first_response(one.steps) or last_revision(one.steps) for one in pool.solutions)
+        usual = [name for name in AGGREGATORS if has_roles or name not in COUNT_FROM]
+        aggregators = tuple(dict.fromkeys(settings.aggregators or usual))
         first = settings.aggregators[0] if settings.aggregators else None
         own = {prm: Choice(first, GIVEN) if first else choose_aggregator(None, card) for prm, card in cards.items()}
         curves: list[Curve] = []
