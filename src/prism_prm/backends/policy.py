@@ -271,6 +271,9 @@ class PolicySettings:
     """Which of the server's models to use. Not needed if it has only one."""
     tokenizer: str | None = None
     """Hub id or folder of the tokenizer whose chat template is applied. By default the served model's."""
+    api: Literal["completions", "chat"] = "completions"
+    """The server's API. Chat works without a tokenizer and reads `reasoning_content` as thinking; tree searches need a
+    server that continues a turn (vLLM, SGLang)."""
     concurrency: Count = 16
     """The maximum number of requests in flight."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -322,14 +325,16 @@ def open_policy(settings: PolicySettings | str) -> StoppablePolicy:
             place, prompting=settings.prompting, dtype=settings.dtype, device=settings.device,
             token_budget=settings.token_budget,
         )  # fmt: skip
-    from prism_prm.backends.openai import API_KEY, OpenAiPolicy, served_model
+    from prism_prm.backends.openai import API_KEY, ChatPolicy, OpenAiPolicy, served_model
 
     model = settings.model
     if model is None:
         with contextlib.closing(Server(place, settings.retry, 1, key_variable=API_KEY)) as server:
             model = served_model(server)
-    tokenizer = None if settings.prompting.template == "none" else _load_tokenizer(settings.tokenizer or model)
-    return OpenAiPolicy(
+    is_plain = settings.prompting.template == "none" or settings.api == "chat"
+    tokenizer = None if is_plain else _load_tokenizer(settings.tokenizer or model)
+    kind_of_policy = ChatPolicy if settings.api == "chat" else OpenAiPolicy
+    return kind_of_policy(
         place, model=model, tokenizer=tokenizer, prompting=settings.prompting, concurrency=settings.concurrency,
         retry=settings.retry, log_likelihood=settings.log_likelihood,
     )  # fmt: skip

@@ -31,6 +31,7 @@ from prism_prm.data.tasks import no_answer, problem_of, seems_to_have_an_answer
 from prism_prm.errors import DataError
 from prism_prm.files import atomic_file
 from prism_prm.grading.problems import TaskProblem
+from prism_prm.segments import split_text
 from prism_prm.steps import split_steps
 from prism_prm.tree import StepTree, iter_unique_names
 
@@ -114,6 +115,7 @@ def read_pool(
     *,
     answer_field: str | None = None,
     with_answers: bool = True,
+    segmenter: str | None = None,
 ) -> Pool:
     """Read a pool: problems with several solutions each.
 
@@ -122,13 +124,15 @@ def read_pool(
         advance: a callback, called with the number of newly read bytes.
         answer_field: the field that holds the reference answer. By default `answer` and its common synonyms.
         with_answers: whether to read reference answers.
+        segmenter: how solutions that are texts are cut into steps, a key of `SEGMENTERS`. By default by `split_steps`.
 
     Example:
         >>> pool = read_pool("pool.jsonl")
         >>> len(pool.problems), len(pool.solutions)
         (2, 6)
     """
-    return Pool(tuple(iter_pool(source, advance, answer_field=answer_field, with_answers=with_answers)))
+    entries = iter_pool(source, advance, answer_field=answer_field, with_answers=with_answers, segmenter=segmenter)
+    return Pool(tuple(entries))
 
 
 def iter_pool(
@@ -137,9 +141,10 @@ def iter_pool(
     *,
     answer_field: str | None = None,
     with_answers: bool = True,
+    segmenter: str | None = None,
 ) -> Iterator[PoolProblem]:
     """Yield the problems of `read_pool`."""
-    read = partial(pool_problem, answer_field=answer_field, with_answer=with_answers)
+    read = partial(pool_problem, answer_field=answer_field, with_answer=with_answers, segmenter=segmenter)
     for row, problem in read_records(source, read, advance=advance):
         yield replace(problem, where=row.where)
 
@@ -159,7 +164,11 @@ def holds_pool(source: str | Path | Sequence[str | Path]) -> bool:
 
 
 def pool_problem(
-    record: Mapping[str, Any], *, answer_field: str | None = None, with_answer: bool = True
+    record: Mapping[str, Any],
+    *,
+    answer_field: str | None = None,
+    with_answer: bool = True,
+    segmenter: str | None = None,
 ) -> PoolProblem:
     """Read a record of a pool."""
     field = next((name for name in POOL_FIELDS if isinstance(record.get(name), list)), None)
@@ -187,7 +196,7 @@ def pool_problem(
     solutions = []
     for k, item in enumerate(items):
         try:
-            solutions.append(_solution(item, scores[k] if scores else None))
+            solutions.append(_solution(item, scores[k] if scores else None, segmenter))
         except (DataError, msgspec.ValidationError) as error:
             raise DataError(f"solution {k}: {error}", reason="wrong-type") from error
     problem = problem_of(record, answer_field=answer_field, with_answer=with_answer)
@@ -206,7 +215,7 @@ class _SolutionFields(msgspec.Struct):
     correct: bool | None = None
 
 
-def _solution(item: Any, scores: list[float | None] | None) -> Solution:
+def _solution(item: Any, scores: list[float | None] | None, segmenter: str | None) -> Solution:
     if isinstance(item, str):
         item = {"text": item}
     elif isinstance(item, list):
@@ -217,7 +226,10 @@ def _solution(item: Any, scores: list[float | None] | None) -> Solution:
     text = next((item[name] for name in _TEXT_FIELDS if isinstance(item.get(name), str)), None)
     if text is None and fields.steps is None:
         raise DataError(f"neither `steps` nor a text in any of the fields {', '.join(_TEXT_FIELDS)}")
-    steps = tuple(split_steps(text or "")) if fields.steps is None else tuple(fields.steps)
+    if fields.steps is not None:
+        steps = tuple(fields.steps)
+    else:
+        steps = tuple(split_steps(text or "") if segmenter is None else split_text(text or "", segmenter))
     if not all(step.strip() for step in steps):
         raise DataError("a step is empty; every step needs a text")
     step_scores = fields.scores if fields.scores is not None else scores

@@ -15,7 +15,7 @@ from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.console import progress, say
 from prism_prm.data.formats import ReadOptions
 from prism_prm.data.inputs import as_places
-from prism_prm.evaluate.score_files import TreesToScore
+from prism_prm.evaluate.score_files import TreesToScore, with_segmenter
 from prism_prm.scorer import Scorer
 from prism_prm.tree import StepTree
 
@@ -74,7 +74,7 @@ def look_at(
         >>> [judged.prm for judged in first.by_prm], len(first.by_prm[0].probabilities)
         (['mine'], 2)
     """
-    source = TreesToScore(as_places(inputs), format, options)
+    source = TreesToScore(as_places(inputs), format, with_segmenter(options, prms.values(), prm_options))
     trees = list(islice(source, limit))
     if source.left_out:
         say(f"left out: {', '.join(f'{n} {reason}' for reason, n in source.left_out.items())}")

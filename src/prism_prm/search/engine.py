@@ -326,13 +326,22 @@ class SearchEngine:
                 # Greedy steps need no random numbers, so they must not shift the numbering of sampled steps.
                 first = -count if expansion.greedy else node.num_children
                 node.num_children += 0 if expansion.greedy else count
-                room = min(settings.sampling.max_step_tokens, settings.sampling.max_tokens - node.num_tokens)
+                whole = expansion.whole and getattr(self.policy, "writes_whole", False)
+                room = settings.sampling.max_tokens - node.num_tokens
+                room = room if whole else min(settings.sampling.max_step_tokens, room)
                 num_steps = len(node.nodes())
                 for number in range(first, first + count):
                     key = node_key(settings.seed, running.key, (*node.path, number))
                     requests.append(
                         StepRequest(
-                            node.text, key, room, expansion.greedy, node.state, start=node.start, num_steps=num_steps
+                            node.text,
+                            key,
+                            room,
+                            expansion.greedy,
+                            node.state,
+                            whole,
+                            start=node.start,
+                            num_steps=num_steps,
                         )
                     )
                     parents.append((running, node, number))
@@ -340,8 +349,8 @@ class SearchEngine:
         steps = iter(write_steps(self.policy, [one for one in requests if one.max_tokens > 0], settings.sampling))
         written = [next(steps) if one.max_tokens > 0 else Written("", "cut", 0, 0.0) for one in requests]
         children = [
-            child(node, number, step, settings.sampling)
-            for (_, node, number), step in zip(parents, written, strict=True)
+            child(node, number, step, settings.sampling, whole=request.whole)
+            for (_, node, number), step, request in zip(parents, written, requests, strict=True)
         ]
         for (running, _, _), node in zip(parents, children, strict=True):
             for one in node.new_nodes():

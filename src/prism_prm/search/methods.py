@@ -89,6 +89,8 @@ class Expand:
     greedy: bool = False
     scored: bool = True
     """Whether the PRM scores the new steps."""
+    whole: bool = False
+    """Whether all new steps up to the end of the solution may be written at once."""
     keep: tuple[SearchNode, ...] = ()
     """Other nodes that will be expanded later; all others are dropped."""
     shown: tuple[SearchNode, ...] = ()
@@ -115,7 +117,7 @@ def greedy(start: SearchNode, settings: SearchSettings) -> Search:
 
 def _write_solutions(start: SearchNode, n: int, settings: SearchSettings, *, greedy: bool) -> Search:
     # Scores decide nothing here, so complete solutions are scored at the end, packed as one tree.
-    (leaves,) = yield Expand((start,), (n,), greedy=greedy, scored=False)
+    (leaves,) = yield Expand((start,), (n,), greedy=greedy, scored=False, whole=True)
     for _ in range(settings.max_steps - 1):
         open_leaves = tuple(leaf for leaf in leaves if not leaf.is_finished)
         if not open_leaves:

@@ -18,7 +18,7 @@ from prism_prm.aggregate import (
     check_aggregator,
     choose_aggregator,
 )
-from prism_prm.backends.open_scorer import PrmOptions, check_scorer
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer, named_segmenter
 from prism_prm.config import SHOWN, Count, Natural, Range, Word, check
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
@@ -172,7 +172,10 @@ def rerank_pool(
         places = as_places(pool)
         title = f"Re-ranking {', '.join(Path(place).name for place in places)}"
         with progress("reading", total_size(find_sources(places)), unit="bytes") as advance:
-            pool = read_pool(places, advance, answer_field=settings.answer_field, with_answers=task is None)
+            pool = read_pool(
+                places, advance, answer_field=settings.answer_field, with_answers=task is None,
+                segmenter=named_segmenter(prms.values(), prm_options or PrmOptions()),
+            )  # fmt: skip
     if reference is not None:
         pool = with_task(pool, reference)
         for note in reference.notes():

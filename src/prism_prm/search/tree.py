@@ -11,7 +11,7 @@ from prism_prm.aggregate import is_scored, log_score
 from prism_prm.backends.policy import Sampling, Written, solution_start
 from prism_prm.data.pools import Solution
 from prism_prm.segments import DEFAULT_SEGMENTER, complete_steps, split_text
-from prism_prm.steps import ends_in_code, trimmed
+from prism_prm.steps import cut_steps, ends_in_code, trimmed
 
 
 @dataclass(eq=False, slots=True)
@@ -88,8 +88,11 @@ def root(prompt: str) -> SearchNode:
     return SearchNode(None, (), Written("", "stop", 0, 0.0), prompt, 0, 0.0, solution_start(prompt))
 
 
-def child(parent: SearchNode, number: int, written: Written, sampling: Sampling) -> SearchNode:
-    """What was written after a node: one more step, or several, of which the last is returned."""
+def child(parent: SearchNode, number: int, written: Written, sampling: Sampling, *, whole: bool = False) -> SearchNode:
+    """What was written after a node: one more step, or several, of which the last is returned.
+
+    `whole`: it was written to the end of the solution, whatever stop strings it has.
+    """
     total = None
     if parent.log_likelihood is not None and written.log_likelihood is not None:
         total = parent.log_likelihood + written.log_likelihood
@@ -98,7 +101,9 @@ def child(parent: SearchNode, number: int, written: Written, sampling: Sampling)
     num_tokens = parent.num_tokens + written.num_tokens
     text, start = parent.text + written.text, parent.start
     path = (*parent.path, number)
-    if sampling.cuts_at_stop:
+    if sampling.cuts_at_stop and whole:
+        steps = cut_steps(text[start:], sampling.stop)[len(parent.nodes()) :] or [""]
+    elif sampling.cuts_at_stop:
         begun = text[start : len(parent.text)] if parent.parent is None else ""  # thinking that the prompt began
         steps = [trimmed(begun + written.text, in_code=ends_in_code(parent.text[start:]))]
     else:
