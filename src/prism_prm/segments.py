@@ -190,17 +190,14 @@ def cut_text(text: str, segmenter: str = DEFAULT_SEGMENTER) -> list[str]:
             borders = [border for border in borders if not end < border < closed.end()]
         borders.append(closed.end())
     pieces: list[str] = []
-    lead = ""
+    begin, is_step = 0, False
     for start, end in pairwise(sorted({0, *borders, len(text)})):
-        piece = text[start:end]
-        if pieces and not lead and not piece.strip():  # a step takes the white space after it
-            pieces[-1] += piece
-            continue
-        lead += piece
-        if _has_text(lead) or (found.borders is _paragraphs and lead.strip()):  # a tag belongs to the step after it
-            pieces.append(lead)
-            lead = ""
-    return [*pieces, lead] if lead else pieces
+        piece = text[start:end].strip()
+        if is_step and piece:  # white space belongs to the step before it
+            pieces.append(text[begin:start])
+            begin, is_step = start, False
+        is_step |= bool(piece) and (found.borders is _paragraphs or _has_text(piece))  # a tag to the one after it
+    return [*pieces, text[begin:]] if begin < len(text) else pieces
 
 
 def split_text(text: str, segmenter: str = DEFAULT_SEGMENTER) -> list[str]:

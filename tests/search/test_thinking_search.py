@@ -47,8 +47,8 @@ class Lengths(Scorer):
     def score_trees(
         self,
         trees: Sequence[StepTree],
-        wanted: Sequence[Sequence[int]] | None = None,
-        **_: Any,  # noqa: ARG002
+        wanted: Sequence[Sequence[int]] | None = None,  # noqa: ARG002
+        **_: Any,
     ) -> list[TreeScores]:
         self.read += [tuple(tree.texts(range(len(tree.nodes)))) for tree in trees]
         return [TreeScores(("correct",), np.array([[len(step.text) / 50] for step in tree.nodes])) for tree in trees]
@@ -162,7 +162,7 @@ def test_the_switch_of_a_chat_template() -> None:
     tokenizer = qwen_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-        "<think>\n{% if enable_thinking is defined and not enable_thinking %}\n</think>\n\n{% endif %}"
+        "<think>\n{% if enable_thinking is defined and not enable_thinking %}{{ '\n</think>\n\n' }}{% endif %}"
     )
     on, off = (render("Q?", Prompting(thinking=one), tokenizer) for one in ("on", "off"))
     assert on == "[user]Q?[assistant]<think>\n" == render("Q?", Prompting(), tokenizer)
