@@ -33,6 +33,9 @@ _TOKEN = re.compile(r"[^\W\d_]+|\d|[^\w\s]|_")
 _OPENER = re.compile(r"^[ \t]*(?P<ticks>`{3,}|~{3,})|\\begin\{(?P<name>\w+\*?)\}|(?P<dollars>\$\$)|\\\[", re.MULTILINE)
 _LONGEST = {"code": 8000, "formula": 2000}
 """Characters after which a block that is still open counts as closed: one stray `$$` must not swallow a whole text."""
+_LEAD_IN = re.compile(r"\s*(?:#+ .*|\*\*[^*]+\*\*|.*[:：]\**)")
+"""A line that says nothing without what follows it: a heading, or one that ends with a colon."""
+_LONGEST_LINE = 400
 _MOVE = re.compile(
     r"""
     (?: (?:^|(?<=\n)) [ \t]*  # at the start of a line
@@ -94,12 +97,16 @@ def _paragraphs(text: str, _: int) -> list[int]:
 
 
 def _thinking(text: str, budget: int) -> list[int]:
-    """Blank lines outside of code and displayed formulas; in thinking, only once a step has `budget` tokens."""
+    """Blank lines outside of code and displayed formulas, but not after a heading or a line that ends with a colon; in
+    thinking, only once a step has `budget` tokens."""
     found = _outside(text, _ends(_BLANK_LINE, text), blocks(text))
     end = thinking_end(text)
     kept, at = [], 0
     for border in sorted({*found, end} if end < len(text) else {*found}):
-        if border >= end or _has_tokens(text, at, border, budget):
+        if border == end or (
+            (border > end or _has_tokens(text, at, border, budget))
+            and not _LEAD_IN.fullmatch(text[max(at, border - _LONGEST_LINE) : border].rstrip().rpartition("\n")[2])
+        ):
             kept.append(border)
             at = border
     return kept
@@ -126,7 +133,7 @@ def _sentences(text: str, _: int) -> list[int]:
 
 
 def _tokens(text: str, budget: int) -> list[int]:
-    """Every `budget` tokens, counted anew in the response."""
+    """Every `budget` tokens, counted separately in the response."""
     middle = min(thinking_end(text), len(text))
     return [
         match.start()
@@ -149,7 +156,9 @@ class Segmenter:
 
 SEGMENTERS: dict[str, Segmenter] = {
     "paragraph": Segmenter(_paragraphs, "a step ends at a blank line"),
-    "thinking": Segmenter(_thinking, "a blank line, in thinking only after `budget` tokens; keeps blocks whole", 64),
+    "thinking": Segmenter(
+        _thinking, "a blank line after `budget` tokens of thinking; code and formulas stay whole", 64
+    ),
     "marker": Segmenter(_markers, "a step starts with a move: Wait, Alternatively, So, Step 2"),
     "sentence": Segmenter(_sentences, "a step is a sentence or a line"),
     "tokens": Segmenter(_tokens, "a step has `budget` tokens", 128),
