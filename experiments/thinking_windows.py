@@ -50,8 +50,11 @@ def main() -> None:
             if is_long.any():
                 beyond.append(float(gap[is_long].mean()))
                 if is_long.sum() > 2:
-                    order = [np.argsort(np.argsort(values[is_long])) for values in (one.probability, other.probability)]
-                    ranks.append(float(np.corrcoef(*order)[0, 1]))
+                    order = [
+                        np.argsort(np.argsort(values[is_long])).astype(np.float64)
+                        for values in (one.probability, other.probability)
+                    ]
+                    ranks.append(float(np.corrcoef(order[0], order[1])[0, 1]))
         num_long = sum(len(other.too_long) for other in found)
         print(
             f"context {context}: {num_long} steps beyond it in {len(beyond)} traces; largest gap of the others", end=" "

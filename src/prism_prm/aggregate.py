@@ -165,12 +165,6 @@ class CardLike(Protocol):
     @property
     def threshold(self) -> float: ...
 
-    @property
-    def segmenter(self) -> str: ...
-
-    @property
-    def thinking(self) -> str: ...
-
 
 class HasCard(Protocol):
     """A scorer, or a record that describes one."""
@@ -184,7 +178,8 @@ def card_values(scorer: HasCard | None) -> CardValues | None:
     card = None if scorer is None else scorer.card
     if card is None or isinstance(card, CardValues):
         return card
-    return CardValues(card.aggregator, card.threshold, segmenter=card.segmenter, thinking=card.thinking)
+    more = {name: getattr(card, name) for name in ("segmenter", "thinking") if hasattr(card, name)}
+    return CardValues(card.aggregator, card.threshold, **more)
 
 
 def segmenter_of(scorer: HasCard | None) -> str:
