@@ -1,10 +1,10 @@
 """Windows against a long context: how much step scores of real thinking text change if the context is cut.
 
 The PRM is SmolLM2-135M-Instruct read as a verdict (`verdict`), whose own limit is 8,192 tokens, so it reads every trace
-whole. The same PRM with `context` 512, 1,024 and 2,048 reads them in windows. Traces are JSON lines with a `text`, each
+whole. The same PRM with `context` 512 and 1,024 reads them in windows. Traces are JSON lines with a `text`, each
 `<think>…</think>` and a response, cut by `thinking`.
 
-Run: python experiments/thinking_windows.py TRACES --model FOLDER [--traces 30]
+Run: python experiments/thinking_windows.py TRACES --model FOLDER [--traces 8]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--model", type=Path, required=True, help="the folder of SmolLM2-135M-Instruct")
-    parser.add_argument("--traces", type=int, default=30, help="how many, evenly spread over the file")
+    parser.add_argument("--traces", type=int, default=8, help="how many, evenly spread over the file")
     arguments = parser.parse_args()
     lines = [json.loads(line)["text"] for line in arguments.file.open(encoding="utf-8")]
     some = [lines[round(i * (len(lines) - 1) / (arguments.traces - 1))] for i in range(arguments.traces)]
@@ -38,8 +38,8 @@ def main() -> None:
     whole = prm.score_trees(trees)
     tokens = [prm.count_tokens(tree) for tree in trees]
     num_steps = sum(len(tree.nodes) for tree in trees)
-    print(f"{len(trees)} traces, {num_steps} steps, {np.median(tokens):.0f} tokens (median)")
-    for context in (512, 1024, 2048):
+    print(f"{len(trees)} traces, {num_steps} steps, {np.median(tokens):.0f} tokens (median)", flush=True)
+    for context in (512, 1024):
         cut = PRM(prm.module, prm.family, prm.card, context=context, on_too_long="window")
         found = cut.score_trees(trees)
         fits, beyond, ranks = [], [], []
@@ -59,7 +59,7 @@ def main() -> None:
         print(
             f"context {context}: {num_long} steps beyond it in {len(beyond)} traces; largest gap of the others", end=" "
         )
-        print(f"{max(fits):.1e}")
+        print(f"{max(fits):.1e}", flush=True)
         if len(beyond) > 1:
             of_gap, of_rank = (mean_interval(np.array(values), np.arange(len(values))) for values in (beyond, ranks))
             print(f"  mean |difference| {of_gap.value:.4f} [{of_gap.low:.4f}, {of_gap.high:.4f}]")
