@@ -1,4 +1,4 @@
-"""Draws the diagrams of the docs: docs/figures/{data-flow,packed-tree,search-loop,job-folder,rl-rounds}.svg.
+"""Draws the diagrams of the docs: docs/figures/{data-flow,packed-tree,search-loop,job-folder,rl-rounds,windows}.svg.
 
 Each is one SVG with two palettes: it follows the reader's color scheme, and on the docs site the palette toggle.
 
@@ -231,12 +231,39 @@ def rl_rounds() -> Drawing:
     return drawing
 
 
+def windows() -> Drawing:
+    """A long solution: its roles, its steps, and the windows in which they are scored."""
+    drawing = Drawing("A text of thinking and response, cut into steps, which are scored in overlapping windows")
+    left, width, num_thinking = 96, 38, 9
+    steps = 13
+    drawing.text(left, 24, "`<think>`", "bold")
+    drawing.text(left + num_thinking * width + 4, 24, "`</think>`", "bold")
+    drawing.text(8, 62, "steps", "soft")
+    for k in range(steps):
+        drawing.box(left + k * width, 40, width - 3, 34, str(k + 1), fill="blue" if k < num_thinking else "green")
+    drawing.text(left, 98, "thinking", "soft")
+    drawing.text(left + num_thinking * width, 98, "response", "soft")
+    # (first step, first new step, end) of each window
+    for row, (first, new, end) in enumerate(((0, 0, 6), (3, 6, 10), (7, 10, 13))):
+        y = 118 + row * 46
+        drawing.text(8, y + 22, f"window {row + 1}", "soft")
+        for k in range(first, end):
+            drawing.box(left + k * width, y, width - 3, 34, str(k + 1), fill="red" if k < new else "box")
+    drawing.rectangle(left, 262, 18, 18, fill="red", radius=3, stroke=True)
+    drawing.text(left + 26, 276, "read again, at most half of the room", "soft")
+    drawing.rectangle(left + 300, 262, 18, 18, fill="box", radius=3, stroke=True)
+    drawing.text(left + 326, 276, "scored here", "soft")
+    drawing.text(left, 302, "Every window begins with the problem.", "soft")
+    return drawing
+
+
 DIAGRAMS = {
     "data-flow": data_flow,
     "packed-tree": packed_tree,
     "search-loop": search_loop,
     "job-folder": job_folder,
     "rl-rounds": rl_rounds,
+    "windows": windows,
 }
 
 

@@ -147,7 +147,7 @@ def measure(work: Work, what: str, name: str, prm: Path) -> None:
     out = work.out / "eval" / what / name
     if not (out / "metrics.json").exists():
         work.prism("eval", *words, "--prm", prm, "--threshold", 0.5, "--set", f"load.cache={work.out / CACHE}",
-                   "--set", "load.on_too_long=drop-left-steps", "--out", out)  # fmt: skip
+                   "--set", "load.on_too_long=window", "--out", out)  # fmt: skip
 
 
 def rerank(work: Work, prms: dict[str, Path]) -> None:

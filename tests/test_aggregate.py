@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism_prm.aggregate import AGGREGATORS, log_score, solution_score
+from prism_prm.aggregate import AGGREGATORS, is_scored, log_score, solution_score
 from prism_prm.errors import ConfigError, DataError
 
 STEPS = [0.9, 0.5, 0.8]
@@ -25,7 +25,7 @@ def test_values_a_person_can_check(how: str, score: float | None) -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.sampled_from(sorted(AGGREGATORS)))
 def test_every_score_lies_between_product_and_maximum(steps: list[float], how: str) -> None:
-    score = solution_score(steps, how)
+    score = solution_score(steps, how, ["a"] * len(steps))
     highest = 1 if how == "adjusted-min" else max(steps)
     assert solution_score(steps, "product") * (1 - 1e-9) <= score <= highest * (1 + 1e-9)
     if how == "adjusted-min":
@@ -77,3 +77,42 @@ def test_bad_scores_are_an_error_not_a_zero(steps: list[float]) -> None:
 def test_an_unknown_aggregator_names_the_known() -> None:
     with pytest.raises(ConfigError, match="last, min, product, mean, soft-min, adjusted-min"):
         solution_score(STEPS, "max")
+
+
+THOUGHT = ["<think>x = 2", "So 4. Wait, x = 3", "so 6</think>", "x is 3", "The answer is 6."]
+SCORES = [0.2, 0.3, 0.6, 0.9, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("how", "score"),
+    [
+        ("last-k", (0.6 + 0.9 + 0.8) / 3),
+        ("mean-of-lowest-k", (0.2 + 0.3 + 0.6) / 3),
+        ("response-only", 0.8),
+        ("min-after-last-revision", 0.3),
+        ("min", 0.2),
+    ],
+)
+def test_aggregators_for_solutions_that_correct_themselves(how: str, score: float) -> None:
+    assert solution_score(SCORES, how, THOUGHT) == pytest.approx(score, rel=1e-12)
+
+
+def test_few_steps_and_solutions_that_still_think() -> None:
+    assert solution_score([0.4, 0.6], "last-k") == pytest.approx(0.5)
+    assert solution_score([0.4, 0.6], "mean-of-lowest-k") == pytest.approx(0.5)
+    assert solution_score([0.2, 0.3], "response-only", ["<think>a", "b"]) == pytest.approx(0.3)
+    assert solution_score([0.2, 0.3], "response-only", ["a", "b"]) == pytest.approx(0.2)
+    with pytest.raises(ConfigError, match="response-only needs the texts of the steps"):
+        solution_score([0.2, 0.3], "response-only")
+
+
+def test_thinking_that_is_only_context_has_no_scores() -> None:
+    nan = math.nan
+    assert solution_score([nan, nan, nan, 0.9, 0.8], "min", THOUGHT) == 0.8
+    assert is_scored([nan, nan, nan, 0.9, 0.8], THOUGHT)
+    assert not is_scored([nan, 0.3, nan, 0.9, 0.8], THOUGHT)
+    assert not is_scored([nan, nan, nan, nan, 0.8], THOUGHT)
+    assert not is_scored([nan, nan], ["<think>a", "b"])
+    assert not is_scored([], [])
+    with pytest.raises(DataError, match="probabilities"):
+        solution_score([0.2, 0.3, nan, 0.9, 0.8], "min", THOUGHT)

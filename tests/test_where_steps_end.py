@@ -65,12 +65,14 @@ class Reciting:
         return written
 
 
-def searched(text: str) -> list[str]:
+def searched(text: str, segmenter: str = "paragraph") -> list[str]:
     """The steps of a search whose policy writes this text."""
-    policy, node = Reciting(text), root("Q ```\n")  # a fence in the prompt is not the solution's
-    while not node.is_finished:
-        (written,) = write_steps(policy, [StepRequest(node.text, 0, 10_000, start=node.start)], Sampling())
-        node = child(node, 0, written)
+    policy, node, sampling = Reciting(text), root("Q ```\n"), Sampling(segmenter=segmenter)
+    while not node.is_finished:  # the fence in the prompt is not the solution's
+        request = StepRequest(node.text, 0, 10_000, start=node.start, num_steps=len(node.nodes()))
+        (written,) = write_steps(policy, [request], sampling)
+        before, node = len(node.nodes()), child(node, 0, written, sampling)
+        assert node.is_finished or len(node.nodes()) > before
     return [one.step for one in node.nodes()]
 
 

@@ -16,9 +16,14 @@ import numpy as np
 from prism_prm.arrays import Floats
 from prism_prm.calibration import Calibration
 from prism_prm.errors import ConfigError, DataError
+from prism_prm.segments import DEFAULT_SEGMENTER, SCORED, first_response, last_revision
 
 SOFT_MIN_TEMPERATURE = 0.1
 """The temperature of `soft-min`: near 0 it is the minimum, at infinity the mean."""
+
+
+FEW = 3
+"""The k of `last-k` and `mean-of-lowest-k`."""
 
 
 def _log(value: float) -> float:
@@ -52,8 +57,21 @@ AGGREGATORS: dict[str, Callable[[Floats], float]] = {
     "mean": lambda probabilities: _log(float(probabilities.mean())),
     "soft-min": _soft_min,
     "adjusted-min": _adjusted_min,
+    "last-k": lambda probabilities: _log(float(probabilities[-FEW:].mean())),
+    "mean-of-lowest-k": lambda probabilities: _log(float(np.sort(probabilities)[:FEW].mean())),
+    "response-only": lambda probabilities: _log(float(probabilities.min())),
+    "min-after-last-revision": lambda probabilities: _log(float(probabilities.min())),
 }
-"""P(right) of each step, in order → log of the solution's score."""
+"""P(right) of each step that counts, in order → log of the solution's score."""
+
+COUNT_FROM: dict[str, Callable[[Sequence[str]], int]] = {
+    "response-only": lambda steps: min(first_response(steps), len(steps) - 1),
+    "min-after-last-revision": last_revision,
+}
+"""Aggregators for which only the steps from some step on count: the texts of the steps → that step's number.
+
+`response-only` counts from the first step after `</think>`; a solution that is still thinking counts by its last step.
+"""
 
 
 DEFAULT_AGGREGATOR = "min"
@@ -66,10 +84,31 @@ def check_aggregator(name: str) -> None:
         raise ConfigError(f"Unknown aggregator {name!r}. Known: {', '.join(AGGREGATORS)}.")
 
 
-def log_score(probabilities: Sequence[float] | Floats, how: str = DEFAULT_AGGREGATOR) -> float:
-    """The log of a solution's score. Needs at least one step, and a probability for every step."""
+def is_scored(probabilities: Sequence[float | None] | Floats, steps: Sequence[str]) -> bool:
+    """Whether every step has a score, except thinking steps if none of these has one: they are context only."""
+    missing = np.isnan(np.asarray(probabilities, dtype=np.float64))
+    first = first_response(steps) if missing.any() else 0
+    return len(missing) > first and not missing[first:].any() and bool(missing[:first].all())
+
+
+def log_score(
+    probabilities: Sequence[float | None] | Floats, how: str = DEFAULT_AGGREGATOR, steps: Sequence[str] | None = None
+) -> float:
+    """The log of a solution's score. Needs at least one step, and a probability for every step that is not context.
+
+    `steps` are the texts; `COUNT_FROM` says which aggregators need them.
+    """
     check_aggregator(how)
     values = np.asarray(probabilities, dtype=np.float64)
+    if steps is not None and values.ndim == 1 and len(values):
+        assert len(steps) == len(values), "a text for every score"
+        if np.isnan(values).any() and is_scored(values, steps):
+            first = first_response(steps)
+            values, steps = values[first:], steps[first:]
+        if how in COUNT_FROM:
+            values = values[COUNT_FROM[how](steps) :]
+    elif how in COUNT_FROM and len(values):
+        raise ConfigError(f"the aggregator {how} needs the texts of the steps; pass steps=…")
     if values.ndim != 1 or not len(values):
         raise DataError(f"a solution's score needs the scores of its steps; got an array of shape {values.shape}")
     if not ((values >= 0) & (values <= 1)).all():  # NaN fails both
@@ -77,19 +116,22 @@ def log_score(probabilities: Sequence[float] | Floats, how: str = DEFAULT_AGGREG
     return AGGREGATORS[how](values)
 
 
-def solution_score(probabilities: Sequence[float] | Floats, how: str = DEFAULT_AGGREGATOR) -> float:
+def solution_score(
+    probabilities: Sequence[float] | Floats, how: str = DEFAULT_AGGREGATOR, steps: Sequence[str] | None = None
+) -> float:
     """A solution's score in [0, 1] from P(right) of each of its steps.
 
     Args:
         probabilities: of the steps, in order.
-        how: last, min, product, mean, soft-min or adjusted-min (`min` adjusted for the number of steps). A PRM's own
-            is `prm.card.aggregator`, which `prm.solution_score` uses.
+        how: a key of `AGGREGATORS`: last, min, product, mean, soft-min, adjusted-min (`min` adjusted for the number of
+            steps), … A PRM's own is `prm.card.aggregator`, which `prm.solution_score` uses.
+        steps: their texts, which `response-only` and `min-after-last-revision` need.
 
     Example:
         >>> solution_score([0.9, 0.5], "min")
         0.5
     """
-    return math.exp(log_score(probabilities, how))
+    return math.exp(log_score(probabilities, how, steps))
 
 
 T = TypeVar("T")
@@ -123,6 +165,8 @@ class CardValues:
     """Set by the formats of critics only."""
     calibration: Calibration | None = None
     """How the threshold was chosen, and the map to calibrated probabilities; None if `prism calibrate` was not run."""
+    segmenter: str = DEFAULT_SEGMENTER
+    thinking: str = SCORED
 
 
 class CardLike(Protocol):
@@ -150,12 +194,19 @@ def card_values(scorer: HasCard | None) -> CardValues | None:
     card = None if scorer is None else scorer.card
     if card is None or isinstance(card, CardValues):
         return card
-    return CardValues(card.aggregator, card.threshold, calibration=card.calibration)
+    more = {name: getattr(card, name) for name in ("segmenter", "thinking") if hasattr(card, name)}
+    return CardValues(card.aggregator, card.threshold, calibration=card.calibration, **more)
 
 
 def calibration_of(scorer: HasCard) -> Calibration | None:
     """The calibration of a scorer; None if it has none."""
     return None if scorer.card is None else scorer.card.calibration
+
+
+def segmenter_of(scorer: HasCard | None) -> str:
+    """The rule by which the scorer's solutions are cut into steps."""
+    card = card_values(scorer)
+    return DEFAULT_SEGMENTER if card is None else card.segmenter
 
 
 def choose_aggregator(given: str | None, card: CardValues | None) -> Choice[str]:

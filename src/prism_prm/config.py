@@ -81,6 +81,10 @@ def check(settings: Any) -> None:
             raise SettingError(name, getattr(settings, name), reason)
 
 
+OLD_WORDS = {"drop-left-steps": "window"}
+"""Former values of settings → what they are called now."""
+
+
 def fault(value: Any, hint: Any) -> str:
     """What the value must be instead ("must be 1 or more"); "" if the type accepts it."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
@@ -90,7 +94,10 @@ def fault(value: Any, hint: Any) -> str:
         return _union_fault(value, parts)
     if origin is Literal:
         fits = any(type(value) is type(part) and value == part for part in parts)
-        return "" if fits else f"must be one of {', '.join(map(str, parts))}"
+        if fits:
+            return ""
+        new = OLD_WORDS.get(value) if isinstance(value, str) else None
+        return f"is now called {new}" if new in parts else f"must be one of {', '.join(map(str, parts))}"
     if origin in (tuple, list):
         return _list_fault(value, parts)
     if origin in (dict, Mapping):

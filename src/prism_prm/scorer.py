@@ -70,13 +70,14 @@ def _no_solution(number: int, found: str) -> DataError:
 class TreeScores:
     """The scores of one tree, one row per node.
 
-    A score is NaN only if the node was not requested, was skipped by `on_too_long="skip"`, or was not judged.
+    A score is NaN only if the node was not requested, was skipped by `on_too_long="skip"`, is thinking
+    that is only context (`card.thinking`), or was not judged.
     """
 
     outputs: tuple[str, ...]
     log_odds_NO: np.ndarray
     too_long: tuple[int, ...] = ()
-    """Nodes whose path exceeds the context: not scored, or scored without their earliest steps."""
+    """Nodes whose path exceeds the context: not scored, or scored in a window."""
     unjudged: tuple[int, ...] = ()
     """Requested nodes on which a critic gave no verdict; their scores are NaN."""
     calibration: Calibration | None = None
@@ -163,7 +164,7 @@ class Scorer(ABC):
     context: int = 2**31
     """The longest path that is scored, in tokens."""
     on_too_long: str = "error"
-    """What to do with a step beyond the context: "error", "drop-left-steps" or "skip" (NaN)."""
+    """What to do with a step beyond the context: "error", "window" or "skip" (NaN)."""
     card: CardLike | None = None
     """Provides the default aggregator and threshold, and the calibration."""
     reads_whole_solutions: bool = False
@@ -233,7 +234,7 @@ class Scorer(ABC):
         Args:
             problem: the problem's text.
             steps: the texts of the steps, in order.
-            how: an aggregator other than the card's: last, min, product, mean, soft-min or adjusted-min.
+            how: an aggregator other than the card's, a key of `AGGREGATORS`.
 
         Example:
             >>> prm = load_prm("my-prm")
@@ -243,7 +244,7 @@ class Scorer(ABC):
             True
         """
         how = choose_aggregator(how, card_values(self)).value
-        return solution_score(self.score(problem, steps), how)
+        return solution_score(self.score(problem, steps), how, steps)
 
     def session(self, problems: Sequence[str]) -> StepSession[Any]:
         """Open a session. By default nothing is cached: each new step is scored with its whole path."""

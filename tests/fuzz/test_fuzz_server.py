@@ -25,7 +25,7 @@ BODIES: dict[str, list[Any]] = {
         {"model": "qwen", "items": [{"problem": "1+1", "steps": ["1+1=2", "#### 2"]}]},
         {"model": "base", "items": [{"problem": "1+1", "nodes": ["1+1=2", "#### 2", "3"], "parents": [-1, 0, 0]}]},
         {"model": "base", "items": [{"problem": "1+1", "solution": "1+1=2\n\n#### 2"}]},
-        {"model": "base", "items": [{"problem": "1+1", "steps": ["1+1=2"] * 40}], "on_too_long": "drop-left-steps"},
+        {"model": "base", "items": [{"problem": "1+1", "steps": ["1+1=2"] * 40}], "on_too_long": "window"},
         {"items": [], "model": "qwen"},
     ],
     "/v1/tokens": [

@@ -10,7 +10,7 @@ from zlib import compress
 
 import httpx
 import pytest
-from cases import anything, as_json, fuzz, mutated, survives, torn
+from cases import CASES, anything, as_json, fuzz, mutated, survives, torn
 from hypothesis import strategies as st
 
 from prism_prm.backends.openai import OpenAiPolicy, served_model
@@ -29,6 +29,7 @@ from prism_prm.grading.value_codec import decode, encode
 from prism_prm.net import RetryPolicy, Server
 from prism_prm.paths import file_name, named_places, split_name
 from prism_prm.search.rerank_pool import RerankSettings
+from prism_prm.segments import SEGMENTERS, complete_steps, cut_text, last_revision, roles_of, split_text
 from prism_prm.steps import cut_steps, split_steps
 
 PIECES = (
@@ -54,6 +55,29 @@ def test_answers_are_found_and_compared_plainly(text: str, other: str) -> None:
         same_plainly(normalize(text), normalize(other), 0.01)
 
     survives("answers", read)
+
+
+THOUGHTS = (
+    "<think>", "</think>", "<think>\n", "\n</think>\n\n", "Wait, ", "Hmm. ", "So ", "Alternatively, ", "Step 3", "3. ",
+    "e.g. ", "...", "?!", '."', "```python\n", "\n```", "x = (", "$$x$$", "\\begin{align}", "\\end{align}", "\r\n",
+    "\n \t\n", "." * 500, "\n" * 300, " " * 400, "$$" * 99, "word " * 90, "<think></think>" * 9, "7" * 200,
+)  # fmt: skip
+thoughts = st.lists(st.sampled_from(THOUGHTS + PIECES), max_size=30).map("".join) | st.text(max_size=60)
+
+
+@fuzz(max(0.05, 1000 / CASES), text=thoughts)  # 1,000 texts for each segmenter, and 10,000 with `make test-all`
+def test_every_segmenter_keeps_every_text(text: str) -> None:
+    def cut() -> None:
+        for name in (*SEGMENTERS, "thinking:7", "tokens:5"):
+            pieces = cut_text(text, name)
+            assert "".join(pieces) == text
+            steps = split_text(text, name)
+            assert "".join("".join(steps).split()) == "".join(text.split())
+            assert complete_steps(text, name) in (steps, steps[:-1])
+            assert len(roles_of(steps)) == len(steps)
+            last_revision(steps)
+
+    survives("segmenters", cut)
 
 
 PYTHON = (

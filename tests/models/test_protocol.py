@@ -25,7 +25,7 @@ def test_the_identity_is_all_that_decides_scores(folder: Path) -> None:
     others = [
         load_prm(folder, context=50),
         load_prm(folder, on_too_long="skip"),
-        load_prm(folder, on_too_long="drop-left-steps"),
+        load_prm(folder, on_too_long="window"),
         load_prm(folder, dtype="bfloat16"),
     ]
     assert len({prm.identity(), *(other.identity() for other in others)}) == 5

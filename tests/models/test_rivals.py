@@ -227,7 +227,7 @@ def test_names_and_refusals(tiny_lm: Callable[..., Path]) -> None:
     with pytest.raises(ModelError, match="different tokenizers"):
         open_prm(f"implicit:{place}+{tiny_lm('llama')}")
     with pytest.raises(ConfigError, match="reads whole solutions"):
-        check_scorer(f"tail:hf:{place}", PrmOptions(on_too_long="drop-left-steps"))
+        check_scorer(f"tail:hf:{place}", PrmOptions(on_too_long="window"))
     identities = {
         open_prm(f"{kind}:hf:{place}").identity() for kind in ("logprob", "self-certainty", "tail-3", "tail-4")
     }

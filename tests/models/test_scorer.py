@@ -154,7 +154,7 @@ def test_skip_and_drop_are_counted(prm: Any, caplog: pytest.LogCaptureFixture) -
     assert (skipped.scored, skipped.too_long) == ([0, 1], (2, 3))
     np.testing.assert_allclose(skipped.probability[:2], full.probability[:2], atol=1e-6)
 
-    prm.on_too_long = "drop-left-steps"
+    prm.on_too_long = "window"
     (dropped,) = prm.score_trees([tree])
     assert (dropped.scored, dropped.too_long) == ([0, 1, 2, 3], (2, 3))
     for node in (2, 3):

@@ -121,7 +121,7 @@ def test_too_long_steps_follow_the_choice(tiny_prm: Callable[..., Any]) -> None:
                 session.extend([(a, "then z = x + y - 3")])
             prm.on_too_long = "skip"
             assert np.isnan(session.extend([(a, "then z = x + y - 3")])[0].log_odds[0])
-            prm.on_too_long = "drop-left-steps"
+            prm.on_too_long = "window"
             (late,) = session.extend([(a, "so y")])
             assert late.log_odds == pytest.approx(
                 REFERENCES[prm.family.name](prm, PROBLEMS[0], ["so y"]).tolist(), abs=1e-9

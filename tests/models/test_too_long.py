@@ -1,4 +1,4 @@
-"""Which steps are left out of paths longer than the context: against the obvious search, for every family."""
+"""In which windows steps beyond the context are scored: against the definition, for every family."""
 
 from __future__ import annotations
 
@@ -39,14 +39,28 @@ class Erratic:
         return ids, rng.randrange(len(ids))
 
 
-def obvious(tree: StepTree, node: int, family: Layout, context: int) -> EncodedTree | None:
-    """Leave out one step more until the rest fits."""
+def obvious(tree: StepTree, node: int, family: Layout, context: int) -> tuple[EncodedTree, list[int]] | None:
+    """The window of one node, by its definition, walking along its path; None if the node alone does not fit."""
     path = tree.path(node)
-    for first in range(1, len(path)):
-        end = encode_tree(StepTree.chain(tree.problem, [tree.nodes[n] for n in path[first:]]), family)
-        if end.path_tokens(len(path) - first - 1) <= context:
-            return end
-    return None
+    whole = encode_tree(StepTree.chain(tree.problem, [tree.nodes[n] for n in path]), family)
+
+    def from_step(first: int, last: int) -> EncodedTree:
+        return encode_tree(StepTree.chain(tree.problem, [tree.nodes[n] for n in path[first : last + 1]]), family)
+
+    first = 0
+    for k in range(len(path)):
+        if from_step(first, k).path_tokens(k - first) <= context:
+            continue
+        tail = k
+        room = (context - len(whole.prompt)) / 2
+        while tail > first and sum(len(whole.ids[i]) for i in range(tail - 1, k)) <= room:
+            tail -= 1
+        while from_step(tail, k).path_tokens(k - tail) > context:
+            tail += 1
+            if tail > k:
+                return None
+        first = tail
+    return from_step(first, len(path) - 1), list(path[first:])
 
 
 def random_tree(rng: random.Random, texts: list[str]) -> StepTree:
@@ -58,22 +72,31 @@ def random_tree(rng: random.Random, texts: list[str]) -> StepTree:
 
 
 def check(tree: StepTree, nodes: list[int], family: Any, context: int) -> int:
-    """How many nodes were shortened, if all is as the obvious search says."""
+    """How many nodes are in windows, if all is as the definition says."""
     whole = encode_tree(tree, family)
     long = [node for node in nodes if whole.path_tokens(node) > context]
     expected = {node: obvious(tree, node, family, context) for node in long}
-    if impossible := [node for node in long if expected[node] is None]:
-        with pytest.raises(DataError, match=rf"tree 3, node {impossible[0]}: the problem and this step alone exceed"):
-            fit(tree, 5, nodes, family, context, "drop-left-steps")
+    if any(found is None for found in expected.values()):
+        with pytest.raises(DataError, match=r"tree 3, node \d+: the problem and this step alone exceed"):
+            fit(tree, 5, nodes, family, context, "window")
         return 0
-    items, found = fit(tree, 5, nodes, family, context, "drop-left-steps")
+    items, found = fit(tree, 5, nodes, family, context, "window")
     assert found == long
-    shortened = [item for item in items if item.is_node is not None]
-    assert [item.is_node for item in shortened] == long
-    for item in shortened:
-        assert item.is_node is not None
-        assert item.tree == expected[item.is_node]
-        assert (item.index, list(item.groups)) == (5, [(len(item.tree.ids) - 1,)])
+    windows = [item for item in items if item.nodes is not None]
+    reads = []
+    for item in windows:
+        assert item.index == 5
+        assert item.nodes is not None
+        for (read,) in item.groups:
+            reads.append(item.nodes[read])
+            path = StepTree(0, "", (Step(""),) * len(item.nodes), item.tree.parents, ()).path(read)
+            window = expected[item.nodes[read]]
+            assert window is not None
+            assert [item.nodes[node] for node in path] == window[1]
+            assert [item.tree.ids[node] for node in path] == list(window[0].ids)
+            assert item.tree.path_tokens(read) <= context
+    assert sorted(reads) == sorted(long)
+    assert len({item.nodes[0] for item in windows if item.nodes}) == len(windows), "one item per window"
     return len(long)
 
 
@@ -109,15 +132,16 @@ def test_every_family(family: str, kind: Any) -> None:
 
 @pytest.mark.parametrize("wanted", ["all", "last"])
 def test_the_work_grows_with_the_steps_that_are_kept(wanted: str) -> None:
-    """A step is laid out about twice for every window it stands in; the obvious search needs a billion layouts."""
+    """A step is laid out a few times, and stands in about two windows."""
     size, context = 2000, 60
     family = Erratic(0)
     tree = StepTree.chain("Why?", [f"step {i}" for i in range(size)])
     nodes = range(size) if wanted == "all" else [size - 1]
-    items, long = fit(tree, 0, nodes, family, context, "drop-left-steps")
-    longest = max(len(item.tree.ids) for item in items if item.is_node is not None)
+    items, long = fit(tree, 0, nodes, family, context, "window")
+    longest = max(len(item.tree.ids) for item in items if item.nodes is not None)
+    assert sum(len(item.tree.ids) for item in items if item.nodes is not None) < 3 * size
     assert len(long) > size - 60 if wanted == "all" else long == [size - 1]
-    assert family.num_calls < 3 * size * 60
+    assert family.num_calls < 8 * size
     assert longest < 60
 
 
@@ -146,7 +170,7 @@ def test_a_step_that_is_too_long_is_found_in_its_file(tmp_path: Path, kind: str)
         trees, place = list(iter_trees(tmp_path)), r"trees\.parquet \(from a\.jsonl\): tree 1"
     else:
         trees = list(read_trees(path))
-    for choice in ("error", "drop-left-steps"):
+    for choice in ("error", "window"):
         context = 20 if choice == "error" else 4
         with pytest.raises(DataError, match=rf"{place}.*, node \d+: .*(are \d+ tokens|alone exceed)"):
             fit(trees[1], 0, range(40), Plain(), context, choice)

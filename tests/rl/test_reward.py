@@ -30,7 +30,8 @@ def rewards(reward: PRMReward, completions: list[Any], **columns: Any) -> list[f
 
 @pytest.mark.parametrize("how", AGGREGATORS)
 def test_steps_are_put_together_as_asked(how: str) -> None:
-    assert rewards(PRMReward(fake(), how), [GOOD]) == [pytest.approx(solution_score([0.9, 0.5, 0.8], how))]
+    expected = solution_score([0.9, 0.5, 0.8], how, GOOD.split("\n\n"))
+    assert rewards(PRMReward(fake(), how), [GOOD]) == [pytest.approx(expected)]
 
 
 def test_the_card_says_how_unless_the_user_does(tiny_prm: Callable[..., Any], tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_steps_that_cannot_be_read_score_nothing_and_the_others_are_read() -> No
     assert [node.text for node in scorer.seen[0].nodes] == ["0.9 a", "0.6 #### 3"]
 
 
-@pytest.mark.parametrize("choice", ["error", "skip", "drop-left-steps"])
+@pytest.mark.parametrize("choice", ["error", "skip", "window"])
 def test_too_long_steps_score_nothing(tiny_prm: Callable[..., Any], tmp_path: Path, choice: Any) -> None:
     tiny_prm("qwen", "qwen2").save(tmp_path / "prm")
     from prism_prm import load_prm
@@ -140,7 +141,7 @@ def test_too_long_steps_score_nothing(tiny_prm: Callable[..., Any], tmp_path: Pa
     assert second == pytest.approx(short)
     assert first[0] == pytest.approx(short[0])
     assert math.isnan(first[1])
-    assert math.isnan(first[2]) == (choice != "drop-left-steps")
+    assert math.isnan(first[2]) == (choice != "window")
 
 
 def test_a_scorer_that_refuses_a_tree_loses_that_tree_only() -> None:
@@ -243,3 +244,43 @@ def test_it_pickles(tiny_prm: Callable[..., Any], tmp_path: Path) -> None:
     assert rewards(pickle.loads(pickle.dumps(placed)), [text]) == expected
     assert rewards(pickle.loads(pickle.dumps(PRMReward(prm))), [text]) == expected, "a loaded one brings its weights"
     assert rewards(pickle.loads(pickle.dumps(placed.async_().reward)), [text]) == expected
+
+
+THINKING = "0.2 <think>a\n\n0.3 #### 3\n</think>\n\n0.9 so\n\n0.8 #### 3"
+
+
+def test_an_answer_only_in_the_thinking_is_gated() -> None:
+    reward = PRMReward(fake(), "min", verifiable=1.0)
+    found = rewards(
+        reward,
+        [
+            THINKING,
+            "0.9 <think>#### 3</think>\n\n0.9 done",
+            "0.9 <think>#### 3",
+            "0.9 <think>#### 4</think>\n\n0.7 #### 3",
+        ],
+        answer=["3"] * 4,
+    )
+    assert found == pytest.approx([0.2 + 1, 0.0, 0.0, 0.7 + 1])
+    assert [judged.gated for judged in reward.last] == [False, True, True, False]
+    assert reward.counts["unanswered"] == 2
+
+
+def test_thinking_without_credit_shares_that_of_the_response() -> None:
+    reward = PRMReward(fake(), "min", credit_thinking=False)
+    assert rewards(reward, [THINKING]) == pytest.approx([0.8])
+    (judged,) = reward.last
+    assert judged.steps == ("0.2 <think>a\n\n0.3 #### 3\n</think>\n\n0.9 so", "0.8 #### 3")
+    assert judged.scores == pytest.approx((0.9, 0.8))
+    assert rewards(reward, ["0.4 a\n\n0.5 #### 3"]) == pytest.approx([0.4]), "no thinking"
+    with_credit = PRMReward(fake(), "response-only")
+    assert rewards(with_credit, [THINKING]) == pytest.approx([0.8])
+    assert len(with_credit.last[0].steps) == 4
+
+
+def test_completions_are_cut_by_the_segmenter() -> None:
+    reward = PRMReward(fake(), "min", segmenter="thinking:50")
+    assert rewards(reward, [THINKING]) == pytest.approx([0.2])
+    assert [step[:12] for step in reward.last[0].steps] == ["0.2 <think>a", "0.9 so", "0.8 #### 3"]
+    with pytest.raises(ConfigError, match="Unknown segmenter"):
+        PRMReward(fake(), segmenter="lines")

@@ -59,7 +59,7 @@ def test_a_beam_wide_enough_is_exhaustive_search(aggregator: str, seed: int) -> 
     (found,) = run(settings, right=right)
 
     def total(steps: tuple[str, ...]) -> float:
-        return log_score([right(steps[: i + 1]) for i in range(len(steps))], aggregator)
+        return log_score([right(steps[: i + 1]) for i in range(len(steps))], aggregator, steps)
 
     expected = sorted(everything(), key=total, reverse=True)
     assert len(found.solutions) == 27

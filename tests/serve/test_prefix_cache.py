@@ -170,7 +170,7 @@ def test_a_server_with_and_without_a_cache(prms: dict[str, Any]) -> None:
             assert (server.metric('prism_cache_bytes{model="base"}') > 0) == any(cached)
 
 
-@pytest.mark.parametrize("choice", ["error", "skip", "drop-left-steps"])
+@pytest.mark.parametrize("choice", ["error", "skip", "window"])
 def test_steps_beyond_the_context(choice: str, prm: PRM) -> None:
     steps = ["so 3"] * 40
     whole = prm.count_tokens(StepTree.chain("x?", steps))

@@ -93,7 +93,7 @@ def test_sessions(server: Running, prms: dict[str, Any]) -> None:
 def test_too_long_is_the_clients_choice(server: Running, prms: dict[str, Any]) -> None:
     here = prms["base"]
     long = StepTree.chain("1+1", ["1+1=2"] * here.context)
-    for choice in ("skip", "drop-left-steps"):
+    for choice in ("skip", "window"):
         there = load_prm(f"prism:{server.url}#base", on_too_long=choice)
         own = PRM(here.module, here.family, here.card, on_too_long=choice)
         (one,), (other,) = there.score_trees([long]), own.score_trees([long])
@@ -114,8 +114,8 @@ def test_vllm_gets_ids_of_our_layout(qwen: tuple[str, Path, PRM]) -> None:
     assert there.count_tokens(tree) == here.count_tokens(tree)
     assert there.can_score("x", 0)
     assert not there.can_score("", 0)
-    short = load_prm(f"vllm:{url}", local=folder, context=here.count_tokens(tree) - 8, on_too_long="drop-left-steps")
-    own = PRM(here.module, here.family, here.card, context=short.context, on_too_long="drop-left-steps")
+    short = load_prm(f"vllm:{url}", local=folder, context=here.count_tokens(tree) - 8, on_too_long="window")
+    own = PRM(here.module, here.family, here.card, context=short.context, on_too_long="window")
     long = StepTree.chain("What is x?", ["Let x be 1."] * 6)
     (one,), (right,) = short.score_trees([long]), own.score_trees([long])
     same([one], [right])

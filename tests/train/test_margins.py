@@ -76,7 +76,7 @@ def test_scores_are_taken_over_only_if_all_that_decides_them_is_the_same(
         "a text": (prm, with_texts(examples, lambda text: text + " more")),
         "a problem": (prm, with_problem(examples)),
         "context": (configured(prm, context=prm.context - 1), examples),
-        "on_too_long": (configured(prm, on_too_long="drop-left-steps"), examples),
+        "on_too_long": (configured(prm, on_too_long="window"), examples),
         "dtype": (tiny_prm("qwen", "qwen2", "float32"), examples),
         "family": (tiny_prm("skywork", "qwen2"), examples),
     }

@@ -35,9 +35,9 @@ def test_margins_of_pairs_and_of_those_too_long(tiny_lm: Callable[..., Path], tm
 
     refused = margins(*common)
     assert isinstance(refused.exception, PrismError)
-    assert "on_too_long='drop-left-steps'" in str(refused.exception)
+    assert "on_too_long='window'" in str(refused.exception)
     assert "skip" not in str(refused.exception), "eval and margins cannot do without a score"
-    done = margins(*common, "--set", "load.on_too_long=drop-left-steps", "--family", "qwen")
+    done = margins(*common, "--set", "load.on_too_long=window", "--family", "qwen")
     assert done.exit_code == 0, done.output
     table = pq.read_table(tmp_path / "m.parquet")
     assert table["pair_id"].to_pylist() == [0, 1]

@@ -47,6 +47,8 @@ def load_prm(
     token_budget: int | None = None,
     context: int | None = None,
     on_too_long: OnTooLong = "error",
+    segmenter: str | None = None,
+    thinking: str | None = None,
     cache: str | Path | CacheSettings | None = None,
     cache_gb: float = 50.0,
     allow_pickle: bool = False,
@@ -74,8 +76,11 @@ def load_prm(
         attn: "sdpa" (everywhere) or "flex" (GPU; several trees per row).
         token_budget: tokens per forward pass, padding included. By default 16,384 on a GPU and 8,192 on a CPU.
         context: the maximum length of a path in tokens. By default the model's own limit.
-        on_too_long: what to do with a step whose path exceeds the context: "error" stops, "drop-left-steps" scores it
-            without the earliest steps, "skip" leaves it without a score (NaN).
+        on_too_long: what to do with a step whose path exceeds the context: "error" stops, "window" scores it after the
+            last steps that fit, "skip" leaves it without a score (NaN).
+        segmenter: how solutions are cut into steps, a key of `SEGMENTERS`. By default as its card says.
+        thinking: what is done with thinking steps: "scored", "context", "dropped" or "last-N". By default as its card
+            says.
         cache: a folder that caches the activations of the frozen layers that prism.json names.
         cache_gb: the size limit of the cache folder in GB.
         allow_pickle: allow pickled weights, which can run arbitrary code.
@@ -94,8 +99,11 @@ def load_prm(
     """
     LoadSettings(  # raises for values out of range
         token_budget=token_budget, context=context, cache_gb=cache_gb, prm_timeout=prm_timeout,
-        prm_retries=prm_retries, prm_concurrency=prm_concurrency,
+        prm_retries=prm_retries, prm_concurrency=prm_concurrency, segmenter=segmenter, thinking=thinking,
     )  # fmt: skip
+    chosen: dict[str, Any] = {
+        key: value for key, value in (("segmenter", segmenter), ("thinking", thinking)) if value is not None
+    }
     if (remote := remote_place(name)) is not None:
         if check and local is None:
             raise ConfigError(f"{name}: to check it, name its local copy (--set load.local=…, local= in Python)")
@@ -111,6 +119,11 @@ def load_prm(
             )  # fmt: skip
         if check and local is not None:
             compare_with(served, load_prm(local, family=family, settings=settings, device=device))
+        if thinking not in (None, served.card.thinking) and remote.kind == "prism":
+            raise ConfigError(
+                f"{name}: its server says what is done with thinking; start it with load.thinking={thinking}"
+            )
+        served.card = replace(served.card, **chosen)
         _calibrate(served, calibration)
         return served
     if device is not None and device_map is not None:
@@ -149,6 +162,7 @@ def load_prm(
                 f"cache, or train with hardware.frozen_layers"
             )
         cache = CacheSettings(cache, card.frozen_layers, cache_gb)
+    card = replace(card, **chosen)
     prm = PRM(module, instance, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=cache)
     _calibrate(prm, calibration)
     return prm
@@ -221,8 +235,8 @@ def init_prm(
         seed: the seed for the head.
         layers: use only this many of the backbone's lowest layers; middle layers are often as good for judging steps.
         token_budget: tokens per forward pass, padding included. By default 16,384 on a GPU and 8,192 on a CPU.
-        on_too_long: what to do with a step whose path exceeds the context: "error" stops, "drop-left-steps" scores it
-            without the earliest steps, "skip" leaves it without a score (NaN).
+        on_too_long: what to do with a step whose path exceeds the context: "error" stops, "window" scores it after the
+            last steps that fit, "skip" leaves it without a score (NaN).
         allow_pickle: allow pickled weights, which can run arbitrary code.
 
     Example:

@@ -62,10 +62,8 @@ def rival_place(name: object) -> RivalPlace | None:
 
 def check_rival(place: RivalPlace, load: LoadSettings) -> None:
     """Raise early if the models are missing or the address is wrong. Sends no request."""
-    if place.kind != "implicit" and load.on_too_long == "drop-left-steps":
-        raise ConfigError(
-            f"load.on_too_long = 'drop-left-steps': {place.kind} reads whole solutions; use error or skip"
-        )
+    if place.kind != "implicit" and load.on_too_long == "window":
+        raise ConfigError(f"load.on_too_long = 'window': {place.kind} reads whole solutions; use error or skip")
     policy, _, target = place.target.partition(":")
     if place.kind not in CONFIDENCES:
         policy, target = "hf", place.target

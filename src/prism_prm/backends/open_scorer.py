@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
+from prism_prm.aggregate import segmenter_of
 from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.backends.ensemble import Ensemble, check_rule
 from prism_prm.backends.open_critic import check_critic, is_critic
@@ -21,12 +22,13 @@ from prism_prm.backends.open_rival import check_rival, rival_place
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError
 from prism_prm.job import Chunk, Opening, Workers
-from prism_prm.models.card import check_prm, prm_folder, read_calibration
+from prism_prm.models.card import check_prm, prm_folder, read_calibration, read_card
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.models.model_files import base_of, is_adapter
 from prism_prm.net import server_address
 from prism_prm.ray import Ray, RaySettings
 from prism_prm.scorer import Scorer, ScorerFacts, StepSession, TreeScores
+from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.tree import StepTree
 
 TREES_AT_ONCE = 64
@@ -148,6 +150,28 @@ def check_scorer(place: Scorer | str | Path, options: PrmOptions, name: str = ""
         place = options.local
     family = options.families.get(name, options.family)
     check_prm(place, family=family, adapter=options.adapter, allow_pickle=options.allow_pickle)
+
+
+def named_segmenter(prms: Iterable[Scorer | str | Path], options: PrmOptions) -> str | None:
+    """The rule by which texts are cut into steps for these PRMs, which must agree; None for the rule of all texts.
+
+    PRMs are not loaded: a hub id, a server or a critic has the default.
+    """
+    if options.segmenter is not None:
+        return options.segmenter
+    names: dict[str, str] = {}
+    for prm in prms:
+        if isinstance(prm, Scorer):
+            names[segmenter_of(prm)] = type(prm).__name__
+        else:
+            place = Path(prm_folder(prm))
+            card = read_card(place) if place.is_dir() else None
+            names[DEFAULT_SEGMENTER if card is None else card.segmenter] = str(prm)
+    if len(names) > 1:
+        found = ", ".join(f"{name} ({prm})" for name, prm in names.items())
+        raise ConfigError(f"The PRMs cut texts into steps by different rules: {found}. Choose one: load.segmenter=…")
+    chosen = next(iter(names), DEFAULT_SEGMENTER)
+    return None if chosen == DEFAULT_SEGMENTER else chosen
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Policies and critics behind any server with OpenAI's API (vLLM, SGLang, llama.cpp, `transformers serve`).
 
-Policies (`openai:<base url>`) use the completions API, critics (`critic:openai:<base url>`) the chat API.
+Policies (`openai:<base url>`) use the completions API, or with `-P api=chat` the chat API; critics
+(`critic:openai:<base url>`) use the chat API.
 
 The first of these rules that applies decides whether a policy's step ended the solution:
 
@@ -33,6 +34,7 @@ import msgspec
 from prism_prm.backends.critic_replies import CriticQuestion, Reply, TokenChoice
 from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.backends.policy import (
+    MARK,
     Ending,
     PolicyError,
     Prompting,
@@ -46,6 +48,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.job import content_key
 from prism_prm.models.model_files import tokenizer_text
 from prism_prm.net import RetryPolicy, Server, ServerError, server_address
+from prism_prm.segments import CLOSE, OPEN
 
 T = TypeVar("T")
 
@@ -62,6 +65,12 @@ CONTINUES = ("vllm", "sglang", "llamacpp")
 """`owned_by` of servers that continue a turn."""
 OPENS = ("sglang", "llamacpp")
 """Those that add the chat template's opening (`<think>`) before the turn that they continue."""
+THOUGHTS = ("reasoning_content", "reasoning")
+"""The fields in which chat servers return thinking."""
+_PROMPT_END = "\0"
+"""Between the problem and the solution in the text of a chat policy, which the server's template separates."""
+_CLOSED = f"{CLOSE}\n\n"
+"""Between thinking and content; a chat policy writes it itself."""
 CHAT_REASONS = {"stop": "stop", "length": "length", "content_filter": "content_filter", "eos": "stop"}
 
 
@@ -81,6 +90,9 @@ class Completion:
 
 class OpenAiPolicy:
     """A policy behind a server."""
+
+    writes_whole = False
+    """Whether methods without scores ask for a whole solution at once, since not every server continues a text."""
 
     def __init__(
         self,
@@ -127,7 +139,9 @@ class OpenAiPolicy:
         # All answers are read before the first decision, so that it does not depend on their order. A stop string that
         # the prompt began does not show whether the server leaves whole ones in.
         pairs = list(zip(requests, completions, strict=True))
-        self._leaves_stop |= any(sampling.stop in completion.text for request, completion in pairs if not request.whole)
+        self._leaves_stop |= any(
+            sampling.stop in completion.text.replace(_CLOSED, "") for request, completion in pairs if not request.whole
+        )
         return self.server.together([self._to_step(*pair, sampling.stop) for pair in pairs], check)
 
     async def _complete(self, request: StepRequest, sampling: Sampling) -> Completion:
@@ -171,12 +185,17 @@ class OpenAiPolicy:
         elif self._leaves_stop:
             has_stopped = False
         else:
-            body = {"model": self.model, "prompt": request.text + completion.text, "max_tokens": 1, "temperature": 0.0}
-            probe = await self.server.ask("POST", "/completions", self._read, body)
-            has_stopped, num_tokens = bool(probe.text), num_tokens + probe.num_tokens
+            has_ended, num_read = await self._has_ended(request, completion.text)
+            has_stopped, num_tokens = not has_ended, num_tokens + num_read
         if has_stopped:
             return Written(text + stop, "stop", num_tokens, log_likelihood)
         return Written(text, "end", num_tokens, log_likelihood)
+
+    async def _has_ended(self, request: StepRequest, text: str) -> tuple[bool, int]:
+        """Whether the solution ends after this text, and the number of tokens that it took to find out."""
+        body = {"model": self.model, "prompt": request.text + text, "max_tokens": 1, "temperature": 0.0}
+        probe = await self.server.ask("POST", "/completions", self._read, body)
+        return not probe.text, probe.num_tokens
 
     def _read(self, answer: dict[str, Any]) -> Completion:
         """Read the first choice of an answer. Raises ValueError if the answer is invalid."""
@@ -203,6 +222,71 @@ class OpenAiPolicy:
         stopped_by = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
         logprobs = choice.get("logprobs") if self.has_log_likelihood else None
         return Completion(text, reason, num_tokens, tuple(stopped_by[:1]), _log_probabilities(logprobs))
+
+
+class ChatPolicy(OpenAiPolicy):
+    """A policy behind a chat API, which applies the chat template itself and may return thinking in its own field.
+
+    The text of a solution is `<think>`, the field's content, `</think>` and the message's content. To continue a text,
+    it is sent as the beginning of the assistant's turn.
+    """
+
+    writes_whole = True
+
+    def identity(self) -> str:
+        return f"chat:{super().identity()}"
+
+    def prompt(self, problem: str) -> str:
+        return f"{problem}{_PROMPT_END}"
+
+    async def _complete(self, request: StepRequest, sampling: Sampling) -> Completion:
+        problem, _, begun = request.text.partition(_PROMPT_END)
+        prompting = self.prompting
+        turns = [("system", prompting.system)] * bool(prompting.system)
+        turns += [("user", prompting.user.replace(MARK, problem)), *[("assistant", begun)] * bool(begun)]
+        greedy = request.greedy or sampling.temperature == 0
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{"role": role, "content": content} for role, content in turns],
+            "max_tokens": request.max_tokens,
+            "temperature": 0.0 if greedy else sampling.temperature,
+            "top_p": 1.0 if greedy else sampling.top_p,
+        }
+        if begun:
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        if prompting.switch:
+            body["chat_template_kwargs"] = prompting.switch
+        if not request.whole:
+            body["stop"] = [sampling.stop]
+        if not greedy:
+            body["seed"] = request.key % SEEDS
+        if self.has_log_likelihood:
+            body["logprobs"] = True
+        return await self.server.ask("POST", "/chat/completions", lambda answer: self._read_chat(answer, begun), body)
+
+    async def _has_ended(self, request: StepRequest, text: str) -> tuple[bool, int]:
+        asked = StepRequest(request.text + text, 0, 1, greedy=True, whole=True)
+        probe = await self._complete(asked, Sampling(temperature=0))
+        return not probe.text, probe.num_tokens
+
+    def _read_chat(self, answer: dict[str, Any], begun: str) -> Completion:
+        """Read an answer as the continuation of `begun`. Raises ValueError if it is invalid."""
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        message = choice.get("message") if isinstance(choice, dict) else None
+        if not isinstance(choice, dict) or not isinstance(message, dict):
+            raise ValueError(f"the answer has no choices[0].message; is this a chat API? Its fields: {sorted(answer)}")
+        thought = next((text for name in THOUGHTS if isinstance(text := message.get(name), str) and text), "")
+        content = message.get("content") or ""
+        if not isinstance(content, str):
+            raise ValueError("the answer's message has no text")
+        is_thinking = OPEN in begun and CLOSE not in begun
+        text = content.removeprefix(begun)  # some servers return the whole turn
+        if thought:
+            text = thought if is_thinking else f"{OPEN}\n{thought}"
+            text += f"\n{_CLOSED}{content}" if content else ""
+        plain = {**choice, "text": text, "logprobs": choice.get("logprobs")}
+        return self._read({**answer, "choices": [plain]})
 
 
 def _log_probabilities(logprobs: Any) -> tuple[float, ...] | None:
@@ -348,7 +432,7 @@ def read_answer(answer: dict[str, Any], length: int) -> Reply:
         raise ValueError(f"the answer has no choices[0].message; is this a chat API? Its fields: {sorted(answer)}")
     content, refusal = message.get("content"), message.get("refusal")
     # A model may spend all its tokens on reasoning, in a separate field, before it writes any content.
-    has_thought = any(isinstance(message.get(name), str) for name in ("reasoning_content", "reasoning"))
+    has_thought = any(isinstance(message.get(name), str) for name in THOUGHTS)
     if not isinstance(content, str | None) or (content is None and not refusal and not has_thought):
         raise ValueError("the answer's message has no text")
     reason = choice.get("finish_reason")

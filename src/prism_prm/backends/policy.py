@@ -20,12 +20,13 @@ from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 
-from prism_prm.config import Count, NotNegative, Range, check
+from prism_prm.config import SHOWN, Count, NotNegative, Range, check
 from prism_prm.errors import ConfigError, ModelError, PrismError, SettingError
 from prism_prm.job import Opening
 from prism_prm.models.model_files import check_model, load_tokenizer, render_chat
 from prism_prm.net import RetryPolicy, Server, server_address
 from prism_prm.paths import no_connection
+from prism_prm.segments import DEFAULT_SEGMENTER, OPEN, complete_steps, find_segmenter
 from prism_prm.steps import STOP, ends_step
 
 Ending = Literal["stop", "end", "cut"]
@@ -51,6 +52,13 @@ class Prompting:
     """The user turn of the prompt. `{problem}` is replaced by the problem."""
     template: Literal["auto", "none"] = "auto"
     """How problems are sent: with the tokenizer's chat template if it has one (auto), or as plain text (none)."""
+    thinking: Literal["auto", "on", "off"] = "auto"
+    """Whether the policy thinks first, if its chat template has a switch. By default the template decides."""
+
+    @property
+    def switch(self) -> dict[str, bool]:
+        """The switch of chat templates: `enable_thinking` of most, `thinking` of some."""
+        return {} if self.thinking == "auto" else dict.fromkeys(("enable_thinking", "thinking"), self.thinking == "on")
 
     def __post_init__(self) -> None:
         check(self)
@@ -63,16 +71,24 @@ def render(problem: str, prompting: Prompting, tokenizer: Any) -> str:
     user = prompting.user.replace(MARK, problem)
     if prompting.template == "none" or tokenizer is None or not getattr(tokenizer, "chat_template", None):
         return f"{prompting.system}\n\n{user}\n\n" if prompting.system else f"{user}\n\n"
-    return chat_text(tokenizer, [*[("system", prompting.system)] * bool(prompting.system), ("user", user)])
+    turns = [*[("system", prompting.system)] * bool(prompting.system), ("user", user)]
+    text = chat_text(tokenizer, turns, **prompting.switch)
+    opposite = {name: not value for name, value in prompting.switch.items()}
+    if opposite and text == chat_text(tokenizer, turns, **opposite):
+        raise PolicyError(
+            f"-P thinking={prompting.thinking}: the chat template has no switch for thinking; the prompt is the same "
+            "with it on and off. Leave it out."
+        )
+    return text
 
 
-def chat_text(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> str:
+def chat_text(tokenizer: Any, turns: Sequence[tuple[str, str]], **switch: bool) -> str:
     """Render (role, content) turns with the chat template, without a beginning-of-sequence token.
 
     Servers and `tokenizer(text)` add that token themselves, so it would occur twice.
     """
     messages = [{"role": role, "content": content} for role, content in turns]
-    text = render_chat(tokenizer, messages, add_generation_prompt=True)
+    text = render_chat(tokenizer, messages, add_generation_prompt=True, **switch)
     bos = tokenizer.bos_token
     if bos and text.startswith(bos) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
         text = text[len(bos) :]
@@ -93,9 +109,18 @@ class Sampling:
     """The maximum number of tokens of a solution. A longer one is cut."""
     stop: str = STOP
     """The string between two steps. Within code it ends a step only where brackets and strings are closed."""
+    segmenter: str | None = field(default=None, metadata={SHOWN: "the PRM's card, else paragraph"})
+    """How text is cut into steps: paragraph (at the stop string), thinking, marker, sentence or tokens."""
 
     def __post_init__(self) -> None:
         check(self)
+        if self.segmenter is not None:
+            find_segmenter(self.segmenter)
+
+    @property
+    def cuts_at_stop(self) -> bool:
+        """Whether a step is what the policy writes up to the stop string."""
+        return self.segmenter in (None, DEFAULT_SEGMENTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +143,8 @@ class StepRequest:
     """Whether the policy should keep the state of the written text, because it will be continued."""
     start: int = 0
     """The offset in the text where the solution begins, after the prompt."""
+    num_steps: int = 0
+    """The number of steps of the solution so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +203,7 @@ def rng(key: int) -> np.random.Generator:
 
 
 def write_steps(policy: Policy, requests: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
-    """Call `policy.write` until every step is complete: a blank text or an open expression is continued.
+    """Call `policy.write` until every text has a further complete step: a blank text or an open one is continued.
 
     A solution that ends right after a stop string gives a blank text with ending "end".
     """
@@ -185,7 +212,7 @@ def write_steps(policy: Policy, requests: Sequence[StepRequest], sampling: Sampl
         incomplete = []
         for i, (request, step) in enumerate(zip(requests, done, strict=True)):
             is_blank = not step.text.strip()
-            if step.ending != "stop" or (not is_blank and ends_step(request.text[request.start :] + step.text)):
+            if step.ending != "stop" or (not is_blank and _has_step(request, step, sampling)):
                 continue
             if attempt >= MAX_BLANKS if is_blank else step.num_tokens >= request.max_tokens:
                 done[i] = replace(step, ending="cut", state=None)
@@ -204,6 +231,20 @@ def write_steps(policy: Policy, requests: Sequence[StepRequest], sampling: Sampl
             num_tokens = done[i].num_tokens + more.num_tokens
             done[i] = Written(done[i].text + more.text, more.ending, num_tokens, total, more.state)
     return done
+
+
+def _has_step(request: StepRequest, written: Written, sampling: Sampling) -> bool:
+    """Whether the solution has a complete step after those that it had before."""
+    text = request.text[request.start :] + written.text
+    if sampling.cuts_at_stop:
+        return ends_step(text)
+    return len(complete_steps(text, sampling.segmenter or DEFAULT_SEGMENTER)) > request.num_steps
+
+
+def solution_start(prompt: str) -> int:
+    """Where a solution begins: at the end of its prompt, or before a tag there that begins its thinking."""
+    end = len(prompt.rstrip())
+    return end - len(OPEN) if prompt.endswith(OPEN, 0, end) else len(prompt)
 
 
 def cut_at_stop(text: str, stop: str) -> tuple[str, bool]:
@@ -230,6 +271,9 @@ class PolicySettings:
     """Which of the server's models to use. Not needed if it has only one."""
     tokenizer: str | None = None
     """Hub id or folder of the tokenizer whose chat template is applied. By default the served model's."""
+    api: Literal["completions", "chat"] = "completions"
+    """The server's API. Chat works without a tokenizer and reads `reasoning_content` as thinking; tree searches need a
+    server that continues a turn (vLLM, SGLang)."""
     concurrency: Count = 16
     """The maximum number of requests in flight."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -281,14 +325,16 @@ def open_policy(settings: PolicySettings | str) -> StoppablePolicy:
             place, prompting=settings.prompting, dtype=settings.dtype, device=settings.device,
             token_budget=settings.token_budget,
         )  # fmt: skip
-    from prism_prm.backends.openai import API_KEY, OpenAiPolicy, served_model
+    from prism_prm.backends.openai import API_KEY, ChatPolicy, OpenAiPolicy, served_model
 
     model = settings.model
     if model is None:
         with contextlib.closing(Server(place, settings.retry, 1, key_variable=API_KEY)) as server:
             model = served_model(server)
-    tokenizer = None if settings.prompting.template == "none" else _load_tokenizer(settings.tokenizer or model)
-    return OpenAiPolicy(
+    is_plain = settings.prompting.template == "none" or settings.api == "chat"
+    tokenizer = None if is_plain else _load_tokenizer(settings.tokenizer or model)
+    kind_of_policy = ChatPolicy if settings.api == "chat" else OpenAiPolicy
+    return kind_of_policy(
         place, model=model, tokenizer=tokenizer, prompting=settings.prompting, concurrency=settings.concurrency,
         retry=settings.retry, log_likelihood=settings.log_likelihood,
     )  # fmt: skip

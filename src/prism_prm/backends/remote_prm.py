@@ -22,6 +22,7 @@ from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.load_settings import OnTooLong
 from prism_prm.net import RetryPolicy, Server, TooMuchError
 from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.segments import DEFAULT_SEGMENTER, SCORED
 from prism_prm.tree import ROOT, StepTree
 
 ITEMS_AT_ONCE = 32
@@ -186,8 +187,11 @@ class PrismPRM(RemotePRM):
             self.outputs = tuple(map(str, card["outputs"]))
             self.context = int(card["max_model_len"])
             found = card.get("calibration")
-            calibration = None if found is None else from_mapping(Calibration, found)
-            self.card = CardValues(str(card["aggregator"]), float(card["threshold"]), calibration=calibration)
+            self.card = CardValues(
+                str(card["aggregator"]), float(card["threshold"]),
+                calibration=None if found is None else from_mapping(Calibration, found),
+                segmenter=str(card.get("segmenter", DEFAULT_SEGMENTER)), thinking=str(card.get("thinking", SCORED)),
+            )  # fmt: skip
             self._identity = str(card["identity"])
             self._weights = str(card["model_hash"])
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError):

@@ -26,6 +26,7 @@ from prism_prm.models.prm import PackItem, fit
 from prism_prm.net import Server
 from prism_prm.paths import no_connection
 from prism_prm.scorer import TreeScores
+from prism_prm.segments import without_tags
 from prism_prm.tree import ROOT, StepTree
 
 SMALLEST = 1e-38
@@ -60,7 +61,10 @@ class VllmPRM(RemotePRM):
                 "head; serve it with `prism serve`"
             )
         self.outputs = self.family.outputs
-        self.card = CardValues(card.aggregator, card.threshold, calibration=card.calibration)
+        self.card = CardValues(
+            card.aggregator, card.threshold, calibration=card.calibration, segmenter=card.segmenter,
+            thinking=card.thinking,
+        )  # fmt: skip
         limit = self.served.get("max_model_len")
         self.context = context or (limit if isinstance(limit, int) and limit > 0 else 2**31)
 
@@ -69,7 +73,8 @@ class VllmPRM(RemotePRM):
         family = self.family
         layout = family.name, family.sha256, sorted(family.chosen.items()), family.compat, self._sign
         served = self.server.shown, self.model, self._root
-        facts = repr((served, layout, tokenizer_text(family.text.tokenizer), self.context, self.on_too_long))
+        choices = self.context, self.on_too_long, self.card.thinking
+        facts = repr((served, layout, tokenizer_text(family.text.tokenizer), *choices))
         return f"vllm:{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}"
 
     def model_hash(self) -> str:
@@ -77,7 +82,7 @@ class VllmPRM(RemotePRM):
         return ""
 
     def can_score(self, step: str, depth: int) -> bool:
-        return self.family.can_read(step, depth)
+        return self.family.can_read(without_tags(step), depth)
 
     def count_tokens(self, tree: StepTree) -> int:
         return encode_tree(tree, self.family).num_tokens
@@ -87,7 +92,7 @@ class VllmPRM(RemotePRM):
     ) -> tuple[dict[int, int], SendBatch]:
         paths: list[_Path] = []
         for i, (tree, nodes) in enumerate(zip(trees, wanted, strict=True)):
-            items, too_long = fit(tree, i, nodes, self.family, self.context, self.on_too_long)
+            items, too_long = fit(tree, i, nodes, self.family, self.context, self.on_too_long, self.card.thinking)
             scores[i] = replace(scores[i], too_long=tuple(too_long))
             paths += [path for item in items for path in _paths(item)]
         left = Counter(path.tree for path in paths)
@@ -145,12 +150,9 @@ def _paths(item: PackItem) -> list[_Path]:
             path.append(node)
             node = encoded.parents[node]
         path.reverse()
-        if item.is_node is None:
-            nodes = [node if node in left else None for node in path]
-            left.difference_update(path)
-        else:
-            assert wanted == {len(encoded.ids) - 1}, "of a shortened path only the last node is wanted"
-            nodes = [*[None] * (len(path) - 1), item.is_node]
+        originals = item.nodes or range(len(encoded.ids))
+        nodes = [originals[node] if node in left else None for node in path]
+        left.difference_update(path)
         ids = [*encoded.prompt, *(token for node in path for token in encoded.ids[node])]
         paths.append(_Path(item.index, ids, [encoded.starts[node] + encoded.reads[node] for node in path], nodes))
     return paths

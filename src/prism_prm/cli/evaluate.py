@@ -52,9 +52,7 @@ class EvalCommand(EvalSettings):
         if not self.bench:
             raise ConfigError("no benchmark: name one with --bench, e.g. --bench processbench")
         if self.load.on_too_long == "skip":
-            raise ConfigError(
-                "load.on_too_long = 'skip': every step of a benchmark needs a score; use error or drop-left-steps"
-            )
+            raise ConfigError("load.on_too_long = 'skip': every step of a benchmark needs a score; use error or window")
 
 
 def evaluate(settings: EvalCommand, out: Path) -> None:

@@ -143,7 +143,7 @@ def _score_pairs(settings: ScoreCommand, prm: str, out: Path, options: PrmOption
 
     [pairs] = map(Path, settings.inputs)
     if settings.load.on_too_long == "skip":
-        raise ConfigError("load.on_too_long = 'skip': every step of a pair needs a score; use error or drop-left-steps")
+        raise ConfigError("load.on_too_long = 'skip': every step of a pair needs a score; use error or window")
     check_pairs_folder(pairs, settings.split)
     from prism_prm.train.margins import histogram, measure_margins
 

@@ -15,6 +15,7 @@ import msgspec
 from prism_prm.config import Word, check
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.plugins import Plugins
+from prism_prm.segments import find_segmenter, split_text
 from prism_prm.steps import split_steps
 from prism_prm.tree import ROOT, Estimate, Origin, Step, StepTree, content_hash
 
@@ -40,6 +41,9 @@ class ReadOptions:
     """Whether to keep the PRM800K records that were used to screen labelers."""
     split_steps: bool = False
     """Also read records with a problem and a plain solution, and split the solution into steps."""
+    segmenter: str | None = None
+    """How plain solutions are split: paragraph, thinking, marker, sentence or tokens. By default as the PRM's card
+    says, else at blank lines and numbered steps, or at lines or sentences if there are none."""
     trust_solutions: bool = False
     """Label every step of a plain solution as right, e.g. for reference solutions."""
     split: str | None = None
@@ -49,6 +53,8 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.segmenter is not None:
+            find_segmenter(self.segmenter)
         unknown = [reason for reason in self.drop_finish if reason not in FINISH_REASONS]
         if unknown:
             raise ConfigError(f"Unknown finish reasons {unknown} to drop. Known: {', '.join(FINISH_REASONS)}.")
@@ -467,7 +473,7 @@ def read_solution(record: PlainSolution, options: ReadOptions) -> list[Draft]:
     if not solutions or not isinstance(solutions[0][1], str):
         raise DataError(f"no solution text in any of the fields {', '.join(SOLUTION_FIELDS)}", reason="empty-text")
     field, text = solutions[0]
-    texts = split_steps(text)
+    texts = split_steps(text) if options.segmenter is None else split_text(text, options.segmenter)
     require_texts(problem, texts)
     labels = [1.0 if options.trust_solutions else None] * len(texts)
     # In some datasets `answer` is the solution itself, in others the reference answer.

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from prism_prm.aggregate import is_scored
 from prism_prm.console import Advance, ignore
 from prism_prm.data.formats import POOL_FIELDS
 from prism_prm.data.inputs import decode, find_sources, read_records, rows
@@ -30,6 +31,7 @@ from prism_prm.data.tasks import no_answer, problem_of, seems_to_have_an_answer
 from prism_prm.errors import DataError
 from prism_prm.files import atomic_file
 from prism_prm.grading.problems import TaskProblem
+from prism_prm.segments import split_text
 from prism_prm.steps import split_steps
 from prism_prm.tree import StepTree, iter_unique_names
 
@@ -47,7 +49,7 @@ class Solution:
     text: str
     answer: str | None = None
     """Its answer, if the pool has one; otherwise it is extracted from the text."""
-    scores: tuple[float, ...] | None = None
+    scores: tuple[float | None, ...] | None = None
     """P(right) of each step, if the pool has them."""
     tokens: int | None = None
     correct: bool | None = None
@@ -115,6 +117,7 @@ def read_pool(
     *,
     answer_field: str | None = None,
     with_answers: bool = True,
+    segmenter: str | None = None,
 ) -> Pool:
     """Read a pool: problems with several solutions each.
 
@@ -123,13 +126,15 @@ def read_pool(
         advance: a callback, called with the number of newly read bytes.
         answer_field: the field that holds the reference answer. By default `answer` and its common synonyms.
         with_answers: whether to read reference answers.
+        segmenter: how solutions that are texts are cut into steps, a key of `SEGMENTERS`. By default by `split_steps`.
 
     Example:
         >>> pool = read_pool("pool.jsonl")
         >>> len(pool.problems), len(pool.solutions)
         (2, 6)
     """
-    return Pool(tuple(iter_pool(source, advance, answer_field=answer_field, with_answers=with_answers)))
+    entries = iter_pool(source, advance, answer_field=answer_field, with_answers=with_answers, segmenter=segmenter)
+    return Pool(tuple(entries))
 
 
 def iter_pool(
@@ -138,9 +143,10 @@ def iter_pool(
     *,
     answer_field: str | None = None,
     with_answers: bool = True,
+    segmenter: str | None = None,
 ) -> Iterator[PoolProblem]:
     """Yield the problems of `read_pool`."""
-    read = partial(pool_problem, answer_field=answer_field, with_answer=with_answers)
+    read = partial(pool_problem, answer_field=answer_field, with_answer=with_answers, segmenter=segmenter)
     for row, problem in read_records(source, read, advance=advance):
         yield replace(problem, where=row.where)
 
@@ -160,7 +166,11 @@ def holds_pool(source: str | Path | Sequence[str | Path]) -> bool:
 
 
 def pool_problem(
-    record: Mapping[str, Any], *, answer_field: str | None = None, with_answer: bool = True
+    record: Mapping[str, Any],
+    *,
+    answer_field: str | None = None,
+    with_answer: bool = True,
+    segmenter: str | None = None,
 ) -> PoolProblem:
     """Read a record of a pool."""
     field = next((name for name in POOL_FIELDS if isinstance(record.get(name), list)), None)
@@ -177,7 +187,7 @@ def pool_problem(
             reason="wrong-type",
         )
     try:  # search-and-learn writes all scores into one field of the record
-        scores = msgspec.convert(record.get("scores"), list[list[float] | None] | None)
+        scores = msgspec.convert(record.get("scores"), list[list[float | None] | None] | None)
     except msgspec.ValidationError as error:
         reason = str(error).replace("$", "")
         raise DataError(
@@ -188,7 +198,7 @@ def pool_problem(
     solutions = []
     for k, item in enumerate(items):
         try:
-            solutions.append(_solution(item, scores[k] if scores else None))
+            solutions.append(_solution(item, scores[k] if scores else None, segmenter))
         except (DataError, msgspec.ValidationError) as error:
             raise DataError(f"solution {k}: {error}", reason="wrong-type") from error
     problem = problem_of(record, answer_field=answer_field, with_answer=with_answer)
@@ -202,13 +212,13 @@ class _SolutionFields(msgspec.Struct):
 
     steps: list[str] | None = None
     answer: str | int | float | None = None
-    scores: list[float] | None = None
+    scores: list[float | None] | None = None
     tokens: int | None = None
     correct: bool | None = None
     source: str | int | None = None
 
 
-def _solution(item: Any, scores: list[float] | None) -> Solution:
+def _solution(item: Any, scores: list[float | None] | None, segmenter: str | None) -> Solution:
     if isinstance(item, str):
         item = {"text": item}
     elif isinstance(item, list):
@@ -219,12 +229,15 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
     text = next((item[name] for name in _TEXT_FIELDS if isinstance(item.get(name), str)), None)
     if text is None and fields.steps is None:
         raise DataError(f"neither `steps` nor a text in any of the fields {', '.join(_TEXT_FIELDS)}")
-    steps = tuple(split_steps(text or "")) if fields.steps is None else tuple(fields.steps)
+    if fields.steps is not None:
+        steps = tuple(fields.steps)
+    else:
+        steps = tuple(split_steps(text or "") if segmenter is None else split_text(text or "", segmenter))
     if not all(step.strip() for step in steps):
         raise DataError("a step is empty; every step needs a text")
     step_scores = fields.scores if fields.scores is not None else scores
     if step_scores is not None:
-        check_scores(step_scores, len(steps))
+        check_scores(step_scores, steps)
     if fields.tokens is not None and not 0 <= fields.tokens <= MOST_TOKENS:
         raise DataError(f"{fields.tokens} tokens; expected 0 to {MOST_TOKENS:,}")
     if isinstance(fields.answer, float) and not math.isfinite(fields.answer):
@@ -233,19 +246,21 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
         steps,
         "\n\n".join(steps) if text is None else text,
         None if fields.answer is None else str(fields.answer),
-        None if step_scores is None else tuple(map(float, step_scores)),
+        None if step_scores is None else tuple(None if score is None else float(score) for score in step_scores),
         fields.tokens,
         fields.correct,
         "" if fields.source is None else str(fields.source),
     )
 
 
-def check_scores(scores: Sequence[float], num_steps: int) -> None:
-    """Raise unless these are the probabilities of a solution's steps."""
-    if len(scores) != num_steps:
-        raise DataError(f"{len(scores)} scores for {num_steps} steps; the pool must have the `steps` that were scored")
+def check_scores(scores: Sequence[float | None], steps: Sequence[str]) -> None:
+    """Raise unless these are the probabilities of a solution's steps; None only for thinking that was not scored."""
+    if len(scores) != len(steps):
+        raise DataError(f"{len(scores)} scores for {len(steps)} steps; the pool must have the `steps` that were scored")
+    if None in scores and not is_scored(scores, steps):
+        raise DataError("a score is null, but not those of all thinking steps and only those")
     for score in scores:
-        if not 0 <= score <= 1:
+        if score is not None and not 0 <= score <= 1:
             raise DataError(f"the score {score} is not in [0, 1]; scores are probabilities that a step is right")
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold, solution_score
+from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold, is_scored, solution_score
 from prism_prm.backends.load_prm import open_prm
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.console import progress, say
 from prism_prm.data.formats import ReadOptions
 from prism_prm.data.inputs import as_places
-from prism_prm.evaluate.score_files import TreesToScore
+from prism_prm.evaluate.score_files import TreesToScore, with_segmenter
 from prism_prm.scorer import Scorer
 from prism_prm.tree import StepTree
 
@@ -74,7 +74,7 @@ def look_at(
         >>> [judged.prm for judged in first.by_prm], len(first.by_prm[0].probabilities)
         (['mine'], 2)
     """
-    source = TreesToScore(as_places(inputs), format, options)
+    source = TreesToScore(as_places(inputs), format, with_segmenter(options, prms.values(), prm_options))
     trees = list(islice(source, limit))
     if source.left_out:
         say(f"left out: {', '.join(f'{n} {reason}' for reason, n in source.left_out.items())}")
@@ -91,9 +91,10 @@ def look_at(
             first_error = score = None
             if all(parent == number - 1 for number, parent in enumerate(tree.parents)):  # a single solution
                 wrong = (i for i, value in enumerate(values) if value is not None and value <= cutoff)
-                known = [value for value in values if value is not None]
+                texts = tree.texts(range(len(values)))
                 first_error = next(wrong, None)
-                score = solution_score(known, aggregator) if known and len(known) == len(values) else None
+                if is_scored(scores.probability, texts):
+                    score = solution_score(scores.probability, aggregator, texts)
             column.append(JudgedSolution(name, cutoff, aggregator, values, first_error, score))
         columns.append(column)
         for note in scorer.notes():

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from prism_prm.aggregate import CardValues, calibration_of, card_values
 from prism_prm.arrays import Floats
-from prism_prm.backends.open_scorer import PrmOptions, opened_prm
+from prism_prm.backends.open_scorer import PrmOptions, named_segmenter, opened_prm
 from prism_prm.calibration import right_probability
 from prism_prm.console import Advance, ignore, progress, say
 from prism_prm.data.formats import ReadOptions
@@ -290,7 +290,7 @@ class TreesToScore:
         if len(self.inputs) == 1 and (path.name == TREE_TABLE or (path / TREE_TABLE).is_file()):
             yield from iter_trees(path, advance=self._advance)
         elif self.format == "pool" or (self.format == "auto" and holds_pool(self.inputs)):
-            yield from trees_of(iter_pool(self.inputs, self._advance))
+            yield from trees_of(iter_pool(self.inputs, self._advance, segmenter=self.options.segmenter))
         else:
             reader = Reader(self.inputs, format=self.format, options=self.options, unlabeled=True)
             self._report = reader.report
@@ -301,6 +301,14 @@ class TreesToScore:
 
     def _advance(self, size: int, _more: str = "", /) -> None:
         self.bytes_read += size
+
+
+def with_segmenter(
+    options: ReadOptions | None, prms: Iterable[Scorer | str | Path], prm_options: PrmOptions | None
+) -> ReadOptions:
+    """The options with the segmenter of the PRMs, unless they have one."""
+    options = options or ReadOptions()
+    return replace(options, segmenter=options.segmenter or named_segmenter(prms, prm_options or PrmOptions()))
 
 
 def score_files(
@@ -332,7 +340,7 @@ def score_files(
         (2, 4)
     """
     keep_inputs(as_places(inputs), [out])
-    trees = TreesToScore(as_places(inputs), format, options)
+    trees = TreesToScore(as_places(inputs), format, with_segmenter(options, [prm], prm_options))
     next(iter(trees))  # raises on empty or unreadable inputs before a model is loaded
     bytes_shown = trees_done = 0
     with locked_file(out), opened_prm(prm, prm_options) as scorer:
@@ -558,6 +566,6 @@ def score_benchmark(
     if unscored := sum(len(tree.nodes) for tree in trees) - report.steps - report.unjudged:
         raise DataError(
             f"{items.name}: {unscored:,} steps exceed the context of {prm.context:,} tokens and have no score; raise "
-            "--set context=…, or score them without their earliest steps: --set on_too_long=drop-left-steps"
+            "--set context=…, or score them in windows: --set on_too_long=window"
         )
     return path

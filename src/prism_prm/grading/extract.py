@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from prism_prm.segments import response_of
+
 TAIL = 4_000
 """Phrases and bare numbers are searched only in this many last characters, where a final answer is."""
 
@@ -109,7 +111,7 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 
 
 def extract_answer(text: str, methods: Iterable[str] = tuple(EXTRACTORS)) -> Extraction:
-    """Extract the final answer from a solution.
+    """Extract the final answer from a solution: from its response, if it thinks first.
 
     Args:
         text: the whole solution.
@@ -119,6 +121,7 @@ def extract_answer(text: str, methods: Iterable[str] = tuple(EXTRACTORS)) -> Ext
         >>> extract_answer("So it is \\\\boxed{12}.").answer
         '12'
     """
+    text = response_of(text)
     for method in methods:
         if (answer := EXTRACTORS[method](text)) is not None:
             return Extraction(answer, method)
@@ -128,9 +131,10 @@ def extract_answer(text: str, methods: Iterable[str] = tuple(EXTRACTORS)) -> Ext
 def find_program(text: str) -> Extraction:
     """Return what is between the last two lines that start with three backticks, as LiveCodeBench does.
 
-    With fewer than two such lines there is no program, for example if the solution was cut inside its program.
+    With fewer than two such lines there is no program, for example if the solution was cut inside its program. Only the
+    response counts, if the solution thinks first.
     """
-    lines = text.split("\n")
+    lines = response_of(text).split("\n")
     fences = [i for i, line in enumerate(lines) if line.startswith("```")]
     program = "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else ""
     return Extraction(program, "fences") if program.strip() else Extraction(None, "none")

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ from prism_prm.files import write_text
 from prism_prm.models.families import FAMILIES, Family, family_names, find_family
 from prism_prm.models.model_files import CONFIG_FILE, base_of, check_model, is_adapter
 from prism_prm.plugins import is_in_file
+from prism_prm.segments import DEFAULT_SEGMENTER, SCORED, find_segmenter, thinking_tokens
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,8 @@ README = "README.md"
 RUN_FILE = "run.json"
 _OLD_AGGREGATORS = {"prod": "product"}
 """Old names of aggregators that folders may still use."""
-_OMIT_IF_EMPTY = ("family_sha256", "base_model", "datasets", "calibration")
-"""Fields that prism.json omits if they are empty."""
+_OMIT_IF_DEFAULT = ("family_sha256", "base_model", "datasets", "calibration", "segmenter", "thinking")
+"""Fields that prism.json omits if they have their defaults."""
 _RIGHT = frozenset({"accept", "correct", "good", "ok", "pass", "pos", "positive", "right", "true", "valid", "yes"})
 _WRONG = frozenset(
     {"bad", "error", "fail", "false", "incorrect", "invalid", "mistake", "neg", "negative", "reject", "wrong"}
@@ -66,10 +67,17 @@ class Card:
     """Hub ids of the training data; local files, which mean nothing to others, are left out."""
     calibration: Calibration | None = None
     """What `prism calibrate` chose; omitted before. It is of these weights, so training drops it."""
+    segmenter: str = DEFAULT_SEGMENTER
+    """The rule that cuts solutions into steps, a key of `SEGMENTERS`; omitted if it is `paragraph`."""
+    thinking: str = SCORED
+    """What becomes of thinking steps: `scored` as plain steps, `context` of the response only, `dropped`, or `last-N`:
+    context of at most N tokens. Omitted if it is `scored`."""
 
     def __post_init__(self) -> None:
         check(self)
         check_aggregator(self.aggregator)
+        find_segmenter(self.segmenter)
+        thinking_tokens(self.thinking)
 
     def trained_on(self, inputs: Iterable[str]) -> Card:
         """Return the card with the hub ids among `inputs` added to its datasets."""
@@ -82,7 +90,10 @@ class Card:
         return replace(self, threshold=self.calibration.undo(self.threshold), calibration=None)
 
     def write(self, folder: Path) -> None:
-        content = {key: value for key, value in asdict(self).items() if value or key not in _OMIT_IF_EMPTY}
+        defaults = {one.name: () if one.name == "datasets" else one.default for one in fields(self)}
+        content = {
+            key: value for key, value in asdict(self).items() if key not in _OMIT_IF_DEFAULT or value != defaults[key]
+        }
         write_text(folder / CARD_FILE, json.dumps(content, indent=2) + "\n")
 
 
@@ -381,6 +392,10 @@ def model_card(card: Card, architecture: str) -> str:
     if card.calibration is not None:
         rows.append(("calibrated on", f"{card.calibration.on} (for {card.calibration.target})"))
     rows.append(("score of a solution", f"the `{card.aggregator}` of its steps' scores"))
+    if card.segmenter != DEFAULT_SEGMENTER:
+        rows.append(("steps", f"cut by the segmenter `{card.segmenter}`"))
+    if card.thinking != SCORED:
+        rows.append(("thinking", f"`{card.thinking}`"))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     naming = f", family={card.family!r}" if is_in_file(card.family) else ""
     parts = [

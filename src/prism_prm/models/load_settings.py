@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from prism_prm.config import SHOWN, Count, Natural, NotNegative, Positive, check
+from prism_prm.segments import find_segmenter, thinking_tokens
 
-OnTooLong = Literal["error", "drop-left-steps", "skip"]
+OnTooLong = Literal["error", "window", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,12 @@ class LoadSettings:
     context: Count | None = None
     """The maximum length of a path in tokens. By default the model's own limit."""
     on_too_long: OnTooLong | None = field(default=None, metadata={SHOWN: "error; skip in search and RL"})
-    """What to do with a step whose path exceeds the context: stop (error), score it without the earliest steps
-    (drop-left-steps), or leave it without a score (skip, where offered)."""
+    """What to do with a step whose path exceeds the context: stop (error), score it in a window of the last steps that
+    fit (window), or leave it without a score (skip, where offered)."""
+    segmenter: str | None = field(default=None, metadata={SHOWN: "the PRM's card"})
+    """How solutions are cut into steps: paragraph, thinking, marker, sentence or tokens; thinking:128 sets a budget."""
+    thinking: str | None = field(default=None, metadata={SHOWN: "the PRM's card"})
+    """What is done with thinking steps: scored, only context of the response, dropped, or last-N tokens of context."""
     cache: Path | None = None
     """A folder that caches frozen-layer activations. PRMs that share their frozen layers then score faster."""
     cache_gb: NotNegative = 50.0
@@ -60,3 +65,7 @@ class LoadSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.segmenter is not None:
+            find_segmenter(self.segmenter)
+        if self.thinking is not None:
+            thinking_tokens(self.thinking)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from prism_prm.errors import DataError
+from prism_prm.segments import without_tags
 from prism_prm.tree import ROOT, StepTree
 
 Group = Sequence[int]
@@ -70,7 +71,7 @@ def encode_tree(tree: StepTree, family: Layout) -> EncodedTree:
     starts: list[int] = []
     for node, (depth, parent) in enumerate(zip(tree.depths(), tree.parents, strict=True)):
         try:
-            step, read = family.step_ids(tree.nodes[node].text, depth)
+            step, read = encode_step(tree.nodes[node].text, depth, family)
         except DataError as error:
             raise DataError(f"{describe(tree, node)}: {error}", reason=error.reason) from None
         assert 0 <= read < len(step), "a step is read at one of its own tokens"
@@ -78,6 +79,11 @@ def encode_tree(tree: StepTree, family: Layout) -> EncodedTree:
         reads.append(read)
         starts.append(len(prompt) if parent == ROOT else starts[parent] + len(ids[parent]))
     return EncodedTree(prompt, tuple(ids), tuple(reads), tree.parents, tuple(starts))
+
+
+def encode_step(text: str, depth: int, family: Layout) -> tuple[list[int], int]:
+    """Encode one step, without the tags around thinking, and return where its score is read."""
+    return family.step_ids(without_tags(text), depth)
 
 
 def describe(tree: StepTree, node: int | None = None) -> str:

@@ -1,7 +1,7 @@
 """`PRM`: a process reward model to score with, train, and save.
 
 Trees are packed and run in batches by token budget, and every score is checked to be finite. A path that is longer than
-the context is an error by default; `on_too_long` can drop its earliest steps or skip it, and such steps are counted.
+the context is an error by default; `on_too_long` can score it in windows or skip it, and such steps are counted.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from prism_prm.config import fault
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.models.card import Card, model_card
@@ -33,19 +34,23 @@ from prism_prm.models.packing import (
     Row,
     batch_rows,
     describe,
+    encode_step,
     encode_tree,
     merge_rows,
     pack,
 )
 from prism_prm.models.prm_folder import push_folder, save_folder
 from prism_prm.scorer import Scorer, TreeScores
-from prism_prm.tree import ROOT, Step, StepTree
+from prism_prm.segments import CLOSE, OPEN, SCORED, thinking_nodes, thinking_tokens, without_tags
+from prism_prm.tree import ROOT, StepTree
 
 if TYPE_CHECKING:
     from prism_prm.models.session import Session
 
 log = logging.getLogger(__name__)
 
+TAIL = 0.5
+"""The share of a window, after the problem, that earlier steps may take up."""
 TREES_AT_ONCE = 512
 """Trees are packed and sorted by length in chunks of this size, to bound memory."""
 
@@ -239,12 +244,13 @@ class PRM(Scorer):
 
     def identity(self) -> str:
         """Hash everything that determines scores: the model, its context, and what happens to longer paths."""
-        facts = repr((self.model_hash(), self.context, self.on_too_long))
+        apart = [self.card.thinking] * (self.card.thinking != SCORED)
+        facts = repr((self.model_hash(), self.context, self.on_too_long, *apart))
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
     def can_score(self, step: str, depth: int) -> bool:
         """Whether the family can lay out this step at this depth; a step without tokens cannot be scored."""
-        return self.family.can_read(step, depth)
+        return self.family.can_read(without_tags(step), depth)
 
     def notes(self) -> list[str]:
         """Report what the scores leave out."""
@@ -271,7 +277,7 @@ def fit_all(
     items: list[PackItem] = []
     too_long: list[tuple[int, ...]] = []
     for i, (tree, wanted) in enumerate(zip(trees, nodes, strict=True)):
-        fitting, long = fit(tree, i, wanted, prm.family, prm.context, prm.on_too_long)
+        fitting, long = fit(tree, i, wanted, prm.family, prm.context, prm.on_too_long, prm.card.thinking)
         items += fitting
         too_long.append(tuple(long))
     return items, too_long
@@ -287,7 +293,7 @@ def score_chunk(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[in
     """Score some nodes of each tree; all trees are packed, sorted by length and run together."""
     items, too_long = fit_all(prm, trees, nodes)
     if any(too_long):
-        action = "left unscored" if prm.on_too_long == "skip" else "scored without their earliest steps"
+        action = "left unscored" if prm.on_too_long == "skip" else "scored in windows, after the last steps that fit"
         first = next(describe(tree, long[0]) for tree, long in zip(trees, too_long, strict=True) if long)
         log.warning(
             "%d steps exceed the context of %d tokens: %s; the first: %s",
@@ -305,8 +311,8 @@ def score_items(prm: PRM, items: Sequence[PackItem], sizes: Sequence[int], name:
     """Score packed items. Returns the log-odds_NO of each tree, given the trees' sizes; NaN for nodes not read."""
 
     def owner(item: int, node: int) -> tuple[int, int]:
-        original = items[item].is_node
-        return items[item].index, node if original is None else original
+        originals = items[item].nodes
+        return items[item].index, node if originals is None else originals[node]
 
     def forward(rows: Sequence[Row]) -> Tensor:
         with torch.inference_mode():
@@ -344,77 +350,150 @@ class PackItem:
     groups: Sequence[Group]
     index: int
     """The index of the tree that it belongs to."""
-    is_node: int | None = None
-    """If set, the item is the end of a path, and its last node is this node of the tree."""
+    nodes: tuple[int, ...] | None = None
+    """For a window or a rendered tree: the node of the original tree that each of its nodes is."""
 
 
 def check_on_too_long(choice: str) -> None:
-    if choice not in get_args(OnTooLong):
-        raise ConfigError(f"on_too_long={choice!r} is not one of {', '.join(get_args(OnTooLong))}")
+    if reason := fault(choice, OnTooLong):
+        raise ConfigError(f"on_too_long={choice!r} {reason}")
 
 
 def fit(
-    tree: StepTree, index: int, nodes: Sequence[int], family: Layout, context: int, choice: OnTooLong
+    tree: StepTree,
+    index: int,
+    nodes: Sequence[int],
+    family: Layout,
+    context: int,
+    choice: OnTooLong,
+    thinking: str = SCORED,
 ) -> tuple[list[PackItem], list[int]]:
-    """Return the items of one tree, whose paths all fit the context, and the nodes that were too long."""
+    """Return the items of one tree, whose paths all fit the context, and the nodes that were too long.
+
+    `thinking` is the card's: unless it is "scored", thinking steps get no item.
+    """
+    if thinking != SCORED and any(CLOSE in step.text or OPEN in step.text for step in tree.nodes):
+        return _fit_responses(tree, index, nodes, family, context, choice, thinking)
     encoded = encode_tree(tree, family)
     long = [node for node in nodes if encoded.path_tokens(node) > context]
     if long and choice == "error":
         raise DataError(
             f"{describe(tree, long[0])}: problem and steps up to here are {encoded.path_tokens(long[0])} tokens, "
-            f"but the model's context is {context}. With on_too_long='drop-left-steps' its earliest "
-            "steps are left out.",
+            f"but the model's context is {context}. With on_too_long='window' it is scored after the last steps that "
+            "fit.",
             reason="too-long",
         )
     too_long = set(long)
     groups = [(node,) for node in nodes if node not in too_long]
     items = [PackItem(encoded, groups, index)] if groups else []
-    if choice == "drop-left-steps":
-        ends = _fitting_ends(tree, long, encoded, family, context)
-        for node in long:
-            end = ends[node]
-            if end is None:
-                raise DataError(
-                    f"{describe(tree, node)}: the problem and this step alone exceed the model's context of {context} "
-                    "tokens",
-                    reason="too-long",
-                )
-            items.append(PackItem(end, [(len(end.ids) - 1,)], index, node))
+    if choice == "window":
+        items += _windows(tree, index, long, encoded, family, context)
     return items, long
 
 
-def _fitting_ends(
-    tree: StepTree, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
-) -> dict[int, EncodedTree | None]:
-    """Find the longest end of each node's path that fits, as a solution of its own; None if the node alone does not.
+def _windows(
+    tree: StepTree, index: int, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
+) -> list[PackItem]:
+    """Lay out the nodes that are too long in windows: the problem, some earlier steps, and new ones until it is full.
 
-    If a path from some first step is too long at a node, it is too long at every later node. So each search starts
-    where its parent's ended, and a node costs about two layouts.
+    A node belongs to its parent's window if it fits there. Otherwise a new window starts, with the last steps before
+    the node that take up at most `TAIL` of the room after the problem, or fewer, so that the node fits. So a window
+    depends only on the path to a node: scores are the same in packed trees, in sessions and on servers.
     """
     search: set[int] = set()
     for node in long:
         while node != ROOT and node not in search and encoded.path_tokens(node) > context:
             search.add(node)
             node = tree.parents[node]
+    prompt, room = len(encoded.prompt), TAIL * (context - len(encoded.prompt))
     depths = tree.depths()
-    firsts: dict[int, int] = {}
-    ends: dict[int, EncodedTree | None] = {}
+    layouts: dict[int, tuple[int, int]] = {}
+    """For each node: the first node of its window, and the tokens up to its end there."""
+    wanted: dict[int, list[int]] = {}
     for node in sorted(search):
-        kept: list[Step] = []
-        above = node
-        for _ in range(depths[node] + 1 - firsts.get(tree.parents[node], 1)):
-            kept.append(tree.nodes[above])
+        parent, text = tree.parents[node], tree.nodes[node].text
+        if parent in layouts:
+            first, used = layouts[parent]
+            ids, read = encode_step(text, depths[node] - depths[first], family)
+            if used + read + 1 <= context:
+                layouts[node] = first, used + len(ids)
+                continue
+        tail: list[int] = []
+        stop = tree.parents[layouts[parent][0]] if parent in layouts else ROOT
+        size, above = 0, parent
+        while above != stop and (size := size + len(encoded.ids[above])) <= room:
+            tail.append(above)
             above = tree.parents[above]
-        kept.reverse()
-        ends[node] = None
-        while kept:
-            end = encode_tree(StepTree.chain(tree.problem, kept), family)
-            if end.path_tokens(len(kept) - 1) <= context:
-                ends[node] = end
+        tail.reverse()
+        while True:
+            used = prompt + sum(len(encode_step(tree.nodes[one].text, k, family)[0]) for k, one in enumerate(tail))
+            ids, read = encode_step(text, len(tail), family)
+            if used + read + 1 <= context:
                 break
-            kept = kept[1:]
-        firsts[node] = depths[node] + 1 - len(kept)
-    return ends
+            if not tail:
+                raise DataError(
+                    f"{describe(tree, node)}: the problem and this step alone exceed the model's context of {context} "
+                    "tokens",
+                    reason="too-long",
+                )
+            tail = tail[1:]
+        layouts[node] = tail[0] if tail else node, used + len(ids)
+    for node in long:
+        wanted.setdefault(layouts[node][0], []).append(node)
+    items = []
+    for first, reads in wanted.items():
+        members = {first}
+        for node in reads:
+            while node not in members:
+                members.add(node)
+                node = tree.parents[node]
+        originals = sorted(members)
+        number = {node: i for i, node in enumerate(originals)}
+        parents = tuple(number.get(tree.parents[node], ROOT) for node in originals)
+        window = StepTree(tree.tree_id, tree.problem, tuple(tree.nodes[node] for node in originals), parents, ())
+        groups = [(number[node],) for node in reads]
+        items.append(PackItem(encode_tree(window, family), groups, index, tuple(originals)))
+    return items
+
+
+def _fit_responses(
+    tree: StepTree, index: int, nodes: Sequence[int], family: Layout, context: int, choice: OnTooLong, thinking: str
+) -> tuple[list[PackItem], list[int]]:
+    """`fit` of the response steps, after as much of the thinking as `thinking` says."""
+    is_thinking = thinking_nodes(tree)
+    most = thinking_tokens(thinking)
+    copies: list[int] = []
+    """The node that each node of the rendered tree is made from."""
+    parents: list[int] = []
+    number: dict[int, int] = {}
+
+    def add(node: int, parent: int) -> int:
+        copies.append(node)
+        parents.append(parent)
+        return len(copies) - 1
+
+    for node, parent in enumerate(tree.parents):
+        if is_thinking[node]:
+            continue
+        if parent != ROOT and not is_thinking[parent]:
+            number[node] = add(node, number[parent])
+            continue
+        tail: list[int] = []
+        size, above = 0, parent
+        while above != ROOT and (size := size + len(encode_step(tree.nodes[above].text, 0, family)[0])) <= most:
+            tail.append(above)
+            above = tree.parents[above]
+        before = ROOT
+        for one in reversed(tail):
+            before = add(one, before)
+        number[node] = add(node, before)
+    rendered = StepTree(tree.tree_id, tree.problem, tuple(tree.nodes[node] for node in copies), tuple(parents), ())
+    rendered = replace(rendered, name=tree.name, where=tree.where)
+    items, long = fit(rendered, index, [number[n] for n in nodes if n in number], family, context, choice)
+    mapped = [
+        replace(item, nodes=tuple(copies[node] for node in item.nodes or range(len(item.tree.ids)))) for item in items
+    ]
+    return mapped, [copies[node] for node in long]
 
 
 def pair_cost(module: PrmModule) -> float:

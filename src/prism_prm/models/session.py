@@ -27,7 +27,9 @@ from prism_prm.errors import DataError, PrismError
 from prism_prm.models.attention import ATTENTION, using_kernel
 from prism_prm.models.load_lm import halving
 from prism_prm.models.module import PrmModule
+from prism_prm.models.packing import encode_step
 from prism_prm.models.prm import check_finite
+from prism_prm.segments import CLOSE, OPEN, SCORED
 from prism_prm.tree import StepTree
 
 if TYPE_CHECKING:
@@ -57,11 +59,14 @@ class SessionNode:
     depth: int
     """The number of steps before it; -1 for a root."""
     log_odds: tuple[float, ...] = ()
-    """The family's named log-odds; empty for a root, NaN if the path is too long and `on_too_long` is "skip"."""
+    """The family's named log-odds; empty for a root, NaN if the path is too long and `on_too_long` is "skip",
+    or for thinking that is only context."""
     keys_values: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     """Keys and values of its own tokens, each (layers, heads, tokens, size); the two may have different sizes."""
     handles: int = 1
     """The number of beams that end here; see `Session.fork`."""
+    is_apart: bool = False
+    """Whether it is scored as a tree of its own, without a KV cache: in a window, or after unscored thinking."""
     needed_by: int = 0
     """The number of children that still hold key/values or handles."""
     calibration: Calibration | None = field(default=None, repr=False)
@@ -131,7 +136,7 @@ class Session:
                 continue
             depth = parent.depth + 1
             try:
-                ids, read = self.prm.family.step_ids(text, depth)
+                ids, read = encode_step(text, depth, self.prm.family)
             except DataError as error:
                 raise DataError(f"{_name_step(parent.problem, depth)}: {error}", reason=error.reason) from None
             start = parent.start + len(parent.ids)
@@ -140,12 +145,20 @@ class Session:
             new[parent, text] = node
             nodes.append(node)
         fitting: dict[int, list[SessionNode]] = {}
+        apart: list[SessionNode] = []
         for node in new.values():
-            if node.start + node.read + 1 <= self.prm.context:
+            node.is_apart = (
+                node.start + node.read + 1 > self.prm.context
+                or (node.parent is not None and node.parent.is_apart)
+                or (self.prm.card.thinking != SCORED and (OPEN in node.text or CLOSE in node.text))
+            )
+            if node.is_apart:  # the rules of whole trees apply: `on_too_long`, and what is done with thinking
+                apart.append(node)
+            else:
                 fitting.setdefault(node.problem, []).append(node)
-            else:  # `on_too_long` of the PRM applies: an error, fewer steps, or no score
-                chain = StepTree.chain(self.problems[node.problem], node.steps(), tree_id=node.problem)
-                (scores,) = self.prm.score_trees([chain], [[node.depth]])
+        if apart:
+            chains = [StepTree.chain(self.problems[one.problem], one.steps(), tree_id=one.problem) for one in apart]
+            for node, scores in zip(apart, self.prm.score_trees(chains, [[one.depth] for one in apart]), strict=True):
                 node.log_odds = tuple(scores.log_odds_NO[-1].tolist())
         roots = [self.roots[problem] for problem in fitting]
         prompts = [Growth([root]) for root in roots if root.keys_values is None and root.ids]

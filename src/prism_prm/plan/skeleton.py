@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel
 
+from prism_prm.aggregate import CardValues
 from prism_prm.console import Advance, ignore
 from prism_prm.data.pair_examples import as_one_tree
 from prism_prm.errors import ConfigError, ModelError
@@ -46,6 +47,7 @@ class Skeleton:
     token_budget: int
     context: int
     on_too_long: str = "error"
+    card: CardValues = field(default_factory=CardValues)
     notes: tuple[str, ...] = ()
     """Which parts are not the PRM's own."""
 

@@ -46,7 +46,7 @@ from prism_prm.rl.alarm import (
     read_points,
     write_points,
 )
-from prism_prm.steps import cut_steps
+from prism_prm.segments import DEFAULT_SEGMENTER, split_text
 
 Row = Mapping[str, Any]
 """A problem for the trainer and its rewards: `prompt`, `problem`, `answer`, and other columns that a reward reads."""
@@ -309,7 +309,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
             measures[VOTE] = table([answer is not None and answer == vote for answer, vote in pairs])
         measures |= {f"{GREEDY}/{name}": table(right) for name, right in greedy_truth.right.items()}
         spread = measures[PROXY].std(axis=1)
-        steps = [cut_steps(rollout.text) for rollout in flat]
+        steps = [split_text(rollout.text, getattr(self.reward, "segmenter", DEFAULT_SEGMENTER)) for rollout in flat]
         by_solution: dict[str, Sequence[float]] = {
             "answered": [answer is not None for answer in truth.answers],
             "cut": [not rollout.ended for rollout in flat],

@@ -26,6 +26,7 @@ from prism_prm.aggregate import (
     check_aggregator,
     choose_aggregator,
     choose_threshold,
+    segmenter_of,
     solution_score,
 )
 from prism_prm.arrays import Floats
@@ -39,6 +40,15 @@ from prism_prm.net import RetryPolicy
 from prism_prm.rl.credit import clip as clipped
 from prism_prm.rl.credit import delta as differences
 from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.segments import (
+    CLOSE,
+    DEFAULT_SEGMENTER,
+    SCORED,
+    find_segmenter,
+    first_response,
+    response_of,
+    split_text,
+)
 from prism_prm.steps import STOP, cut_steps
 from prism_prm.tree import ROOT, Step, StepTree
 
@@ -99,7 +109,7 @@ def _readable_steps(scorer: Scorer, problem: str, steps: Sequence[str]) -> list[
 
     if size(len(numbers)) <= scorer.context:
         return numbers
-    if scorer.on_too_long == "drop-left-steps":  # only steps that are too long by themselves are lost
+    if scorer.on_too_long == "window":  # only steps that are too long by themselves are lost
         return [k for k in numbers if scorer.count_tokens(StepTree.chain(problem, [steps[k]])) <= scorer.context]
     return numbers[: max(0, bisect_right(range(len(numbers) + 1), scorer.context, key=size) - 1)]
 
@@ -208,7 +218,11 @@ class PRMReward:
             threshold of the PRM's card.
         delta: step rewards are differences between successive steps, and the last step gets only `verifiable`. Used
             only by the step-level credit `process`.
-        stop: the string between two steps.
+        stop: the string between two steps, if the segmenter is `paragraph`.
+        segmenter: how completions are cut into steps, a key of `SEGMENTERS`; default: as the PRM's card says.
+        credit_thinking: whether the steps inside `<think>…</think>` count for the reward and get credit of their own.
+            Otherwise, or if the PRM does not score them, they share the credit of the response's first step. Answers
+            are looked for in the response only, so one that is stated only in the thinking is gated.
         problem: the dataset's column with the problem's text; by default the last user turn of the prompt.
         reference: the column with reference answers (default `answer`), or for code with `TaskProblem.reference`.
         grader: finds and judges answers; default: answers that are stated (`\\boxed{}`, `####`, "answer is"), and
@@ -234,6 +248,8 @@ class PRMReward:
         clip: float | Literal["card"] | None = None,
         delta: bool = False,
         stop: str = STOP,
+        segmenter: str | None = None,
+        credit_thinking: bool = True,
         problem: str = "problem",
         reference: str = "answer",
         grader: Grader | None = None,
@@ -251,6 +267,8 @@ class PRMReward:
             raise ConfigError(
                 "with delta, the last step gets only the bonus for a right answer; set verifiable, e.g. verifiable=1.0."
             )
+        if segmenter is not None:
+            find_segmenter(segmenter)
         if not stop:
             raise ConfigError("the stop string between steps is empty")
         _refuse_gaps(prm, prm_options or PrmOptions())
@@ -265,7 +283,7 @@ class PRMReward:
         """Totals: `completions`, `steps`, and the numbers of `gated`, `cut`, `unanswered` and `unreadable` ones."""
         self.last: list[Judged] = []
         """The outcomes for the completions of the last call."""
-        self._aggregator = aggregator
+        self._aggregator, self._segmenter, self._credit_thinking = aggregator, segmenter, credit_thinking
         self._grader = grader
         self._opened = _Opened()
         self._id = uuid.uuid4().hex
@@ -307,6 +325,17 @@ class PRMReward:
                 "to a number."
             )
         return card.threshold
+
+    @property
+    def segmenter(self) -> str:
+        """How completions are cut into steps."""
+        return self._segmenter or segmenter_of(self.scorer)
+
+    @property
+    def credits_thinking(self) -> bool:
+        """Whether thinking steps have scores and credit of their own."""
+        card = card_values(self.scorer)
+        return self._credit_thinking and (card is None or card.thinking == SCORED)
 
     @property
     def threshold(self) -> float:
@@ -380,14 +409,20 @@ class PRMReward:
             cut: whether each was cut off; default: none was.
             references: the right answers; needed with `verifiable`.
         """
-        solutions = [cut_steps(text, self.stop) for text in texts]
+        segmenter = self.segmenter
+        if segmenter == DEFAULT_SEGMENTER:
+            solutions = [cut_steps(text, self.stop) for text in texts]
+        else:
+            solutions = [split_text(text, segmenter) for text in texts]
         probabilities = score_solutions(self.scorer, problems, solutions)
         if references is None:
             tasks = [TaskProblem(problem) for problem in problems]
         else:  # the reference decides whether an answer or a program is judged
             pairs = zip(problems, references, strict=True)
             tasks = [TaskProblem.with_reference(problem, str(reference)) for problem, reference in pairs]
-        answers = [self.grader.extract(task, text).answer for task, text in zip(tasks, texts, strict=True)]
+        # An answer that is stated only in the thinking does not count.
+        responses = map(response_of, texts)
+        answers = [self.grader.extract(task, text).answer for task, text in zip(tasks, responses, strict=True)]
         correct: list[bool | None] = [None] * len(texts)
         if self.verifiable:
             if references is None:
@@ -398,7 +433,9 @@ class PRMReward:
             correct = [verdict.correct for verdict in self.grader.judge(list(zip(tasks, answers, strict=True)))]
         outcomes = [
             self._outcome(*parts)
-            for parts in zip(solutions, probabilities, answers, correct, cut or [False] * len(texts), strict=True)
+            for parts in zip(
+                texts, solutions, probabilities, answers, correct, cut or [False] * len(texts), strict=True
+            )
         ]
         with self._opened.lock:
             self.counts["completions"] += len(outcomes)
@@ -410,16 +447,30 @@ class PRMReward:
         return outcomes
 
     def _outcome(
-        self, steps: Sequence[str], probabilities: Floats, answer: str | None, correct: bool | None, cut: bool
+        self,
+        text: str,
+        steps: Sequence[str],
+        probabilities: Floats,
+        answer: str | None,
+        correct: bool | None,
+        cut: bool,
     ) -> Judged:
         if not steps:
             steps, probabilities = [""], np.array([np.nan])
         gated = self.gate and (cut or answer is None)
+        # Thinking without credit of its own shares that of the response's first step.
+        first = 0 if self.credits_thinking else first_response(steps)
+        if first == len(steps):  # there is no response
+            first = 0
+        texts, probabilities = steps[first:], probabilities[first:]
+        if first:
+            end = text.find(steps[first], text.index(CLOSE)) + len(steps[first])
+            steps = [text[:end].strip(), *steps[first + 1 :]]
         scores = np.zeros(len(probabilities)) if gated else np.nan_to_num(probabilities, nan=0.0)
-        rewards, reward = scores, solution_score(scores, self.aggregator)
+        rewards, reward = scores, solution_score(scores, self.aggregator, texts)
         if (clip := self.clip) is not None:
             rewards = clipped(scores, clip)
-            reward = solution_score(rewards + clip, self.aggregator) - clip
+            reward = solution_score(rewards + clip, self.aggregator, texts) - clip
         if self.delta:
             rewards = differences(rewards)
         bonus = self.verifiable if correct and not gated else 0.0
@@ -498,6 +549,7 @@ def _parse_clip(text: str) -> float | str:
 
 OPTIONS: dict[str, Callable[[str], Any]] = {
     "prm": str, "aggregator": str, "gate": _parse_bool, "verifiable": float, "clip": _parse_clip, "stop": str,
+    "segmenter": str, "credit_thinking": _parse_bool,
 }  # fmt: skip
 """Options of `PRMReward` that other frameworks can set, and their parsers."""
 PREFIX = "PRISM_RL_"

@@ -131,7 +131,7 @@ def measure_agreements(
 
 def _picks(graded: GradedPool, steps: StepScores, aggregator: str) -> dict[int, int]:
     """By problem, the solution with the highest score; problems without scores are left out."""
-    log_scores, end, picks = log_scores_of(steps, aggregator), 0, {}
+    log_scores, end, picks = log_scores_of(steps, aggregator, graded.pool), 0, {}
     for problem, grades in enumerate(graded.grades):
         end += len(grades)
         if any(own is not None for own in steps[end - len(grades) : end]):
@@ -197,7 +197,7 @@ def _adjusted_min(graded: GradedPool, prm: str, steps: StepScores, n: int) -> Ad
     ends = np.cumsum([len(grades) for grades in graded.grades])
     curves, picks = [], []
     for aggregator in ("min", "adjusted-min"):
-        by_solution = log_scores_of(steps, aggregator)
+        by_solution = log_scores_of(steps, aggregator, graded.pool)
         by_problem = {i: by_solution[ends[i] - len(graded.grades[i]) : ends[i]] for i in graded.measured}
         curves.append(_curve(graded, ("best-of-n", prm, aggregator), by_problem, (n,)))
         picks.append(_agreement(graded, prm, _picks(graded, steps, aggregator), "fewest-steps", num_tests=1))

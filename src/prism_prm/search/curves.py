@@ -181,7 +181,7 @@ def compute_curves(
     check_measured(graded)
     ns = default_ns(graded) if ns is None else tuple(sorted(set(ns)))
     log_scores = {
-        (prm, aggregator): log_scores_of(steps, aggregator)
+        (prm, aggregator): log_scores_of(steps, aggregator, graded.pool)
         for prm, steps in scores.items()
         for aggregator in aggregators
     }

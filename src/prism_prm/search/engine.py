@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from prism_prm.aggregate import card_values, choose_aggregator
+from prism_prm.aggregate import card_values, choose_aggregator, segmenter_of
 from prism_prm.backends.policy import (
     Policy,
     PolicySettings,
@@ -77,6 +77,13 @@ class Scoring:
         """Score new steps, given as (problem, node). A step after one that could not be scored has no score either."""
         if self.session is None or self.prm is None:
             return
+        together = [(problem, node.new_nodes()) for problem, node in new]
+        for k in range(max((len(nodes) for _, nodes in together), default=0)):
+            self._score_next([(problem, nodes[k]) for problem, nodes in together if k < len(nodes)])
+
+    def _score_next(self, new: Sequence[tuple[int, SearchNode]]) -> None:
+        """Score steps whose parents are scored."""
+        assert self.session is not None and self.prm is not None, "score_steps checks it"  # noqa: PT018
         scorable = []
         for problem, node in new:
             parent = node.parent
@@ -222,7 +229,11 @@ class SearchEngine:
     ) -> None:
         self.policy = policy
         self.prm = prm
-        self.settings = replace(settings, aggregator=choose_aggregator(settings.aggregator, card_values(prm)).value)
+        segmenter = settings.sampling.segmenter or segmenter_of(prm)
+        self.settings = replace(
+            settings, aggregator=choose_aggregator(settings.aggregator, card_values(prm)).value,
+            sampling=replace(settings.sampling, segmenter=segmenter),
+        )  # fmt: skip
         self.method = find_method(settings, prm is not None)
         self.at_once = at_once
         self.turn = turn
@@ -288,7 +299,8 @@ class SearchEngine:
                 done[running] = result
             decided = None if running.expansion.keep else [*running.expansion.nodes, *running.expansion.held]
             kept = decided if result is None else result
-            rounds.append(SearchRound(running.index, flat, looked_ahead, kept, result is not None))
+            new_nodes = [one for node in flat for one in node.new_nodes()]
+            rounds.append(SearchRound(running.index, new_nodes, looked_ahead, kept, result is not None))
         return rounds, done
 
     def _advance(self, running: _Running, children: Children, flat: Sequence[SearchNode]) -> list[SearchNode] | None:
@@ -314,18 +326,36 @@ class SearchEngine:
                 # Greedy steps need no random numbers, so they must not shift the numbering of sampled steps.
                 first = -count if expansion.greedy else node.num_children
                 node.num_children += 0 if expansion.greedy else count
-                room = min(settings.sampling.max_step_tokens, settings.sampling.max_tokens - node.num_tokens)
+                whole = expansion.whole and getattr(self.policy, "writes_whole", False)
+                room = settings.sampling.max_tokens - node.num_tokens
+                room = room if whole else min(settings.sampling.max_step_tokens, room)
+                num_steps = len(node.nodes())
                 for number in range(first, first + count):
                     key = node_key(settings.seed, running.key, (*node.path, number))
-                    requests.append(StepRequest(node.text, key, room, expansion.greedy, node.state, start=node.start))
+                    requests.append(
+                        StepRequest(
+                            node.text,
+                            key,
+                            room,
+                            expansion.greedy,
+                            node.state,
+                            whole,
+                            start=node.start,
+                            num_steps=num_steps,
+                        )
+                    )
                     parents.append((running, node, number))
         # A solution that has used up its tokens is cut off without a request.
         steps = iter(write_steps(self.policy, [one for one in requests if one.max_tokens > 0], settings.sampling))
         written = [next(steps) if one.max_tokens > 0 else Written("", "cut", 0, 0.0) for one in requests]
-        children = [child(node, number, step) for (_, node, number), step in zip(parents, written, strict=True)]
+        children = [
+            child(node, number, step, settings.sampling, whole=request.whole)
+            for (_, node, number), step, request in zip(parents, written, requests, strict=True)
+        ]
         for (running, _, _), node in zip(parents, children, strict=True):
-            running.num_written += 1
-            node.number = running.num_written
+            for one in node.new_nodes():
+                running.num_written += 1
+                one.number = running.num_written
             running.tokens += node.written.num_tokens
         flat = iter(children)
         return [[[next(flat) for _ in range(count)] for count in running.expansion.counts] for running in active]

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from prism_prm import grading
-from prism_prm.aggregate import CardValues, log_score
+from prism_prm.aggregate import CardValues, is_scored, log_score
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.console import Advance, ignore, say
 from prism_prm.data.inputs import find_sources
@@ -190,14 +190,19 @@ StepScores = Sequence[Floats | None]
 """Step scores of each solution of a pool, in order. None means no score: ranked last, without weight."""
 
 
-def log_scores_of(steps: StepScores, aggregator: str) -> Floats:
+def log_scores_of(scores: StepScores, aggregator: str, pool: Pool) -> Floats:
     """The log of each solution's score; −inf without a score."""
-    return np.array([-np.inf if step is None else log_score(step, aggregator) for step in steps])
+    return np.array(
+        [
+            -np.inf if own is None else log_score(own, aggregator, solution.steps)
+            for own, solution in zip(scores, pool.solutions, strict=True)
+        ]
+    )
 
 
 def scores_in_pool(pool: Pool) -> StepScores | None:
     """The scores in the pool itself; None if it has none."""
-    all_scores = [None if s.scores is None or not s.steps else np.array(s.scores) for s in pool.solutions]
+    all_scores = [None if s.scores is None or not s.steps else np.array(s.scores, np.float64) for s in pool.solutions]
     return all_scores if any(scores is not None for scores in all_scores) else None
 
 
@@ -255,7 +260,7 @@ def scores_in_file(path: str | Path, pool: Pool) -> tuple[StepScores, CardValues
         for k, (solution, steps) in enumerate(zip(entry.solutions, own, strict=True)):
             try:
                 if steps is not None:
-                    check_scores(steps, len(solution.steps))
+                    check_scores(steps, solution.steps)
             except DataError as error:
                 raise DataError(f"{where}: solution {k} of {name!r}: {error}") from error
             scores.append(np.array(steps) if steps else None)
@@ -286,7 +291,7 @@ def _by_solution(pool: Pool, trees: Sequence[StepTree], scores: Sequence[TreeSco
     """The step scores of every solution; None if a step has no score."""
     by_solution: list[Floats | None] = [None] * len(pool.solutions)
     for tree, own in zip(trees, scores, strict=True):
-        if len(own.scored) == len(tree.nodes):
+        if is_scored(own.probability, tree.texts(tree.trunk)):
             by_solution[tree.tree_id] = own.probability
     return by_solution
 
@@ -331,7 +336,10 @@ def write_solutions(
             row |= {"reference": entry.problem.answer, **asdict(grade), "num_steps": len(solution.steps)}
             for prm, steps in (scores or {}).items():
                 own = steps[len(rows)]
-                row |= {f"{prm}/{name}": None if own is None else log_score(own, name) for name in aggregators}
+                row |= {
+                    f"{prm}/{name}": None if own is None else log_score(own, name, solution.steps)
+                    for name in aggregators
+                }
             if chosen is not None:
                 row["chosen"] = chosen[i] == k
             rows.append(row)

@@ -114,7 +114,7 @@ class LabelEngine:
         texts = []
         for i in ended:
             running, request = requests[i]
-            texts.append((running.problem, request.text[len(running.prompt) :] + written[i].text))
+            texts.append((running.problem, request.text[request.start :] + written[i].text))
         right = dict(zip(ended, self.judge(texts), strict=True))
         outcomes = iter([Continuation(text, right.get(i, False)) for i, text in enumerate(written)])
         return [[next(outcomes) for _ in running.requests] for running in active]
@@ -143,7 +143,7 @@ class LabelEngine:
             )
             target.nodes.append(node)
             if i == last or num_rollouts == 0:
-                (node.verdict,) = self.judge([(problem, node.so_far[len(target.prompt) :])])
+                (node.verdict,) = self.judge([(problem, node.so_far[target.start :])])
         unlabeled = frozenset(i for i, step in enumerate(tree.nodes) if step.label is None)
         target.skipped = unlabeled if len(unlabeled) < len(tree.nodes) else frozenset()
         if tree.trunk and target.ended:
@@ -151,7 +151,7 @@ class LabelEngine:
         yield []  # so that many trees start before the first batch
         yield from METHODS[settings.method].run(target)
         if tree.trunk and tree.ended is None:  # assumed to be complete
-            (target.right,) = self.judge([(problem, target.nodes[tree.trunk[-1]].so_far[len(target.prompt) :])])
+            (target.right,) = self.judge([(problem, target.nodes[tree.trunk[-1]].so_far[target.start :])])
         made = target.tree(tree.tree_id)
         nodes = list(made.nodes)  # the old ones come first
         for i, old in enumerate(tree.nodes):

@@ -11,9 +11,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from prism_prm.backends.policy import StepRequest, Written, node_key
+from prism_prm.backends.policy import Sampling, StepRequest, Written, node_key, solution_start
 from prism_prm.data.tasks import TaskProblem
 from prism_prm.search.label_rules import LabelSettings, RolloutTally, find_rule, stop_rule
+from prism_prm.segments import DEFAULT_SEGMENTER, complete_steps, split_with_ends
 from prism_prm.steps import cut_with_ends, ends_in_code, ends_step, trimmed
 from prism_prm.tree import ROOT, Estimate, Step, StepTree
 
@@ -74,6 +75,11 @@ class Target:
     """Whether alternatives are sampled; else only existing steps are labeled."""
     skipped: frozenset[int] = frozenset()
     """Nodes that need no label."""
+
+    @property
+    def start(self) -> int:
+        """Where the solution begins in the text; before the end of the prompt if that begins the thinking."""
+        return solution_start(self.prompt)
 
     def rng_key(self, kind: int, *path: int) -> int:
         """The seed of one sample."""
@@ -145,7 +151,7 @@ def sample_solutions(targets: Sequence[Target]) -> Work[list[Target]]:
         return []
     sampling = targets[0].settings.sampling
     outcomes = yield [
-        StepRequest(target.prompt, target.rng_key(SOLUTION), sampling.max_tokens, whole=True, start=len(target.prompt))
+        StepRequest(target.prompt, target.rng_key(SOLUTION), sampling.max_tokens, whole=True, start=target.start)
         for target in targets
     ]
     kept: dict[tuple[str, ...], Target] = {}
@@ -153,14 +159,21 @@ def sample_solutions(targets: Sequence[Target]) -> Work[list[Target]]:
         written = outcome.written
         target.budget.tokens += written.num_tokens
         target.ended, target.right = written.ending == "end", outcome.right
-        is_whole = target.ended or (written.text.endswith(sampling.stop) and ends_step(written.text))
-        for step, end in cut_with_ends(written.text, sampling.stop):
-            if end == len(written.text) and not is_whole:
+        text = target.prompt[target.start :] + written.text
+        if sampling.cuts_at_stop:
+            is_whole = target.ended or (text.endswith(sampling.stop) and ends_step(text))
+            steps = cut_with_ends(text, sampling.stop)
+        else:
+            segmenter = sampling.segmenter or DEFAULT_SEGMENTER
+            steps = split_with_ends(text, segmenter)
+            is_whole = target.ended or len(complete_steps(text, segmenter)) == len(steps)
+        for step, end in steps:
+            if end == len(text) and not is_whole:
                 target.counts["steps cut off by the limit on tokens"] += 1
                 continue
             parent = target.trunk[-1] if target.trunk else ROOT
             target.trunk.append(len(target.nodes))
-            target.nodes.append(Node(step, parent, target.prompt + written.text[:end], written.state))
+            target.nodes.append(Node(step, parent, target.prompt[: target.start] + text[:end], written.state))
         if target.ended and target.nodes:
             target.nodes[-1].verdict = outcome.right
         texts = tuple(node.text for node in target.nodes)
@@ -184,7 +197,9 @@ def sample_alternatives(target: Target, positions: Sequence[int]) -> Work[None]:
         for number in range(settings.alternatives):
             key = target.rng_key(ALTERNATIVE, position, number)
             requests.append(
-                StepRequest(text, key, settings.sampling.max_step_tokens, state=state, start=len(target.prompt))
+                StepRequest(
+                    text, key, settings.sampling.max_step_tokens, state=state, start=target.start, num_steps=position
+                )
             )
     outcomes = iter((yield requests))
     for position in positions:
@@ -195,7 +210,7 @@ def sample_alternatives(target: Target, positions: Sequence[int]) -> Work[None]:
             written = outcome.written
             target.budget.tokens += written.num_tokens
             before = target.prefix(position)[0]
-            text = trimmed(written.text, in_code=ends_in_code(before[len(target.prompt) :]))
+            text, after = _first_step(before[target.start :], written, settings.sampling)
             if written.ending == "cut":
                 target.counts["steps cut off by the limit on tokens"] += 1
             elif not text:
@@ -204,8 +219,19 @@ def sample_alternatives(target: Target, positions: Sequence[int]) -> Work[None]:
                 target.counts["equal alternatives"] += 1
             else:
                 known.add(text)
-                verdict = outcome.right if written.ending == "end" else None
-                target.nodes.append(Node(text, parent, before + written.text, written.state, verdict))
+                is_end = written.ending == "end" and before[: target.start] + after == before + written.text
+                verdict = outcome.right if is_end else None
+                target.nodes.append(Node(text, parent, before[: target.start] + after, written.state, verdict))
+
+
+def _first_step(before: str, written: Written, sampling: Sampling) -> tuple[str, str]:
+    """The first step of what was written after the beginning of a solution, and the solution up to its end."""
+    text = before + written.text
+    if sampling.cuts_at_stop:
+        return trimmed(written.text, in_code=ends_in_code(before)), text
+    ends = (end for _, end in split_with_ends(text, sampling.segmenter or DEFAULT_SEGMENTER))
+    end = next((end for end in ends if text[len(before) : end].strip()), len(text))
+    return trimmed(text[len(before) : end], in_code=ends_in_code(before)), text[:end]
 
 
 def roll_out(
@@ -226,7 +252,7 @@ def roll_out(
             node = target.nodes[i]
             first = node.tally.rollouts
             for number in range(first, first + count):
-                key, start = target.rng_key(ROLLOUT, i, number), len(target.prompt)
+                key, start = target.rng_key(ROLLOUT, i, number), target.start
                 requests.append(
                     StepRequest(
                         node.so_far, key, sampling.max_tokens, state=node.state, whole=True, keep=False, start=start

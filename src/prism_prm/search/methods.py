@@ -94,6 +94,8 @@ class Expand:
     greedy: bool = False
     scored: bool = True
     """Whether the PRM scores the new steps."""
+    whole: bool = False
+    """Whether all new steps up to the end of the solution may be written at once."""
     keep: tuple[SearchNode, ...] = ()
     """Other nodes that will be expanded later; all others are dropped."""
     shown: tuple[SearchNode, ...] = ()
@@ -139,7 +141,7 @@ def _write_solutions(
 ) -> Search:
     # Scores decide nothing here, so complete solutions are scored at the end, packed as one tree.
     keep = (start,) if settings.adaptive.error is not None else ()
-    (leaves,) = yield Expand((start,), (n,), greedy=greedy, scored=False, keep=keep, held=earlier)
+    (leaves,) = yield Expand((start,), (n,), greedy=greedy, scored=False, whole=True, keep=keep, held=earlier)
     for _ in range(settings.max_steps - 1):
         open_leaves = tuple(leaf for leaf in leaves if not leaf.is_finished)
         if not open_leaves:

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from prism_prm.aggregate import AGGREGATORS, GIVEN, CardValues, Choice, card_values, check_aggregator, choose_aggregator
+from prism_prm.aggregate import (
+    AGGREGATORS,
+    COUNT_FROM,
+    GIVEN,
+    CardValues,
+    Choice,
+    card_values,
+    check_aggregator,
+    choose_aggregator,
+)
 from prism_prm.backends.ensemble import combine
-from prism_prm.backends.open_scorer import EnsemblePlace, PrmOptions, check_scorer, ensemble_place
+from prism_prm.backends.open_scorer import EnsemblePlace, PrmOptions, check_scorer, ensemble_place, named_segmenter
 from prism_prm.calibration import sigmoid
 from prism_prm.config import SHOWN, Count, Natural, Range, Word, check
 from prism_prm.console import progress, say
@@ -44,6 +53,7 @@ from prism_prm.search.grade_pool import (
 )
 from prism_prm.search.rerank_report import RerankResults, make_report
 from prism_prm.search.select import select_solutions, write_selected
+from prism_prm.segments import first_response, last_revision
 
 if TYPE_CHECKING:
     from prism_prm.arrays import Floats
@@ -62,8 +72,9 @@ class RerankSettings:
     """How answers are extracted and judged, and how one of n solutions is selected."""
 
     aggregators: tuple[Word, ...] | None = field(default=None, metadata={SHOWN: "all, with the PRM's own first"})
-    """How step scores become a solution's score: last, min, product, mean, soft-min or adjusted-min. The first one
-    selects solutions, and is in the main figures. By default all, with the PRM's own first."""
+    """How step scores become a solution's score: last, min, product, mean, soft-min, adjusted-min, last-k,
+    mean-of-lowest-k, response-only, min-after-last-revision. The first one selects solutions, and is in the main
+    figures. By default all that differ, with the PRM's own first."""
     ns: tuple[Count, ...] | None = None
     """The numbers of solutions to select from, such as 1,4,16. By default 1, 2, 4, … up to all."""
     extract: tuple[Word, ...] = tuple(EXTRACTORS)
@@ -177,7 +188,10 @@ def rerank_pool(
         places = as_places(pool)
         title = f"Re-ranking {', '.join(Path(place).name for place in places)}"
         with progress("reading", total_size(find_sources(places)), unit="bytes") as advance:
-            pool = read_pool(places, advance, answer_field=settings.answer_field, with_answers=task is None)
+            pool = read_pool(
+                places, advance, answer_field=settings.answer_field, with_answers=task is None,
+                segmenter=named_segmenter(prms.values(), prm_options or PrmOptions()),
+            )  # fmt: skip
     if reference is not None:
         pool = with_task(pool, reference)
         for note in reference.notes():
@@ -212,7 +226,10 @@ def rerank_pool(
                 cards[name] = of_members.pop() if len(of_members) == 1 else None
                 if all(member in tokens for member in place.members):
                     tokens[name] = sum(tokens[member] for member in place.members)
-        aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
+        # Without thinking and revisions, these are `min`.
+        has_roles = any(first_response(one.steps) or last_revision(one.steps) for one in pool.solutions)
+        usual = [name for name in AGGREGATORS if has_roles or name not in COUNT_FROM]
+        aggregators = tuple(dict.fromkeys(settings.aggregators or usual))
         first = settings.aggregators[0] if settings.aggregators else None
         own = {prm: Choice(first, GIVEN) if first else choose_aggregator(None, card) for prm, card in cards.items()}
         curves: list[Curve] = []
@@ -229,7 +246,8 @@ def rerank_pool(
             title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox,
             tokens, critics, controls,
             simulate(
-                graded, {prm: (steps, log_scores_of(steps, own[prm].value)) for prm, steps in step_scores.items()},
+                graded,
+                {prm: (each, log_scores_of(each, own[prm].value, pool)) for prm, each in step_scores.items()},
                 settings.adaptive, seed=settings.seed,
             ) if curves and settings.adaptive.error is not None else (),
             {name: len(place.members) for name, place in of_scores.items()},

@@ -437,7 +437,9 @@ def _add_example(results: RerankResults, report: Report) -> None:
     scores = {}
     for prm, own in results.scores.items():
         aggregator = results.own_aggregator[prm].value
-        scores[prm] = np.array([np.nan if (s := own[i]) is None else solution_score(s, aggregator) for i in wrong])
+        scores[prm] = np.array(
+            [np.nan if (s := own[i]) is None else solution_score(s, aggregator, solutions[i][1].steps) for i in wrong]
+        )
     chosen = most_telling(scores, [sum(map(len, solutions[i][1].steps)) for i in wrong])
     if chosen is not None:
         problem, solution = solutions[wrong[chosen]]

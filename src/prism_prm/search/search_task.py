@@ -359,7 +359,7 @@ class Experiment:
         selected = []
         for i, entry in enumerate(graded.pool.problems):
             scores = [
-                log_score(solution.scores, choice.value) if choice and solution.scores else -np.inf
+                log_score(solution.scores, choice.value, solution.steps) if choice and solution.scores else -np.inf
                 for solution in entry.solutions
             ]
             keys = [None if group < 0 else str(group) for group in graded.groups(i).tolist()]

@@ -186,7 +186,7 @@ def select_solutions(
 
     If programs have public tests, also by these: the first program that passes, or with a PRM the best-scored one.
     """
-    log_scores = {prm: log_scores_of(steps, aggregators[prm].value) for prm, steps in scores.items()}
+    log_scores = {prm: log_scores_of(steps, aggregators[prm].value, graded.pool) for prm, steps in scores.items()}
     ends = np.cumsum([len(grades) for grades in graded.grades])
     selections: list[Selection] = []
     for problem, grades in enumerate(graded.grades):

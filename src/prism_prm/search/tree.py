@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from prism_prm.aggregate import log_score
-from prism_prm.backends.policy import Written
+from prism_prm.aggregate import is_scored, log_score
+from prism_prm.backends.policy import Sampling, Written, solution_start
 from prism_prm.data.pools import Solution
-from prism_prm.steps import ends_in_code, trimmed
+from prism_prm.segments import DEFAULT_SEGMENTER, complete_steps, split_text
+from prism_prm.steps import cut_steps, ends_in_code, trimmed
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +39,8 @@ class SearchNode:
     number: int = 0
     """Its number among all steps written for the problem, from 1; 0 for the root."""
     num_children: int = 0
+    grown_from: SearchNode | None = None
+    """The node that was expanded. Nodes between it and this one are further steps of the same written text."""
     state: Any = field(default=None, repr=False)
     """The policy's state; None once the node is dropped."""
     scored: Any = field(default=None, repr=False)
@@ -58,25 +61,38 @@ class SearchNode:
             node = node.parent
         return path[::-1]
 
+    def new_nodes(self) -> list[SearchNode]:
+        """The steps that were written together, the last of which is this node."""
+        found, node = [self], self.parent
+        while node is not None and node is not self.grown_from:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
     def probabilities(self) -> list[float] | None:
-        """P(right) of every step; None unless the PRM has scored all of them."""
-        values = [node.probability for node in self.nodes()]
-        known = [value for value in values if value is not None and not math.isnan(value)]
-        return known if known and len(known) == len(values) else None
+        """P(right) of every step, NaN for thinking that is only context; None unless the PRM has scored all others."""
+        nodes = self.nodes()
+        values = [node.probability for node in nodes]
+        known = [value for value in values if value is not None]
+        is_whole = len(known) == len(values) and is_scored(known, [node.step for node in nodes])
+        return known if is_whole else None
 
     def log_score(self, aggregator: str) -> float:
         """The log of the path's score; −inf without a score."""
         values = self.probabilities()
-        return -math.inf if values is None else log_score(values, aggregator)
+        return -math.inf if values is None else log_score(values, aggregator, [node.step for node in self.nodes()])
 
 
 def root(prompt: str) -> SearchNode:
     """A problem before its first step."""
-    return SearchNode(None, (), Written("", "stop", 0, 0.0), prompt, 0, 0.0, len(prompt))
+    return SearchNode(None, (), Written("", "stop", 0, 0.0), prompt, 0, 0.0, solution_start(prompt))
 
 
-def child(parent: SearchNode, number: int, written: Written) -> SearchNode:
-    """One more step after a node."""
+def child(parent: SearchNode, number: int, written: Written, sampling: Sampling, *, whole: bool = False) -> SearchNode:
+    """What was written after a node: one more step, or several, of which the last is returned.
+
+    `whole`: it was written to the end of the solution, whatever stop strings it has.
+    """
     total = None
     if parent.log_likelihood is not None and written.log_likelihood is not None:
         total = parent.log_likelihood + written.log_likelihood
@@ -84,15 +100,28 @@ def child(parent: SearchNode, number: int, written: Written) -> SearchNode:
     state, stateless = written.state, replace(written, state=None)
     num_tokens = parent.num_tokens + written.num_tokens
     text, start = parent.text + written.text, parent.start
-    step = trimmed(written.text, in_code=ends_in_code(parent.text[start:]))
-    return SearchNode(parent, (*parent.path, number), stateless, text, num_tokens, total, start, step, state=state)
+    path = (*parent.path, number)
+    if sampling.cuts_at_stop and whole:
+        steps = cut_steps(text[start:], sampling.stop)[len(parent.nodes()) :] or [""]
+    elif sampling.cuts_at_stop:
+        begun = text[start : len(parent.text)] if parent.parent is None else ""  # thinking that the prompt began
+        steps = [trimmed(begun + written.text, in_code=ends_in_code(parent.text[start:]))]
+    else:
+        cut = complete_steps if written.ending == "stop" else split_text
+        steps = cut(text[start:], sampling.segmenter or DEFAULT_SEGMENTER)[len(parent.nodes()) :] or [""]
+    before = parent
+    for step in steps[:-1]:
+        nothing = Written("", "stop", 0, 0.0)
+        before = SearchNode(before, path, nothing, parent.text, parent.num_tokens, parent.log_likelihood, start, step)
+    return SearchNode(
+        before, path, stateless, text, num_tokens, total, start, steps[-1], state=state, grown_from=parent
+    )
 
 
 def merge(nodes: Sequence[SearchNode]) -> list[SearchNode]:
-    """Merge nodes with the same text and parent into the first of them."""
-    return list({(id(node.parent), node.written.text, node.written.ending): node for node in reversed(nodes)}.values())[
-        ::-1
-    ]
+    """Merge nodes with the same text after the same node into the first of them."""
+    distinct = {(id(node.grown_from), node.written.text, node.written.ending): node for node in reversed(nodes)}
+    return list(distinct.values())[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +129,8 @@ class FoundSolution:
     """A solution that a search found."""
 
     steps: tuple[str, ...]
-    scores: tuple[float, ...] | None
-    """P(right) of each step; None unless the PRM has scored all of them."""
+    scores: tuple[float | None, ...] | None
+    """P(right) of each step, None for thinking that is only context; None unless the PRM has scored all others."""
     tokens: int
     ended: bool
     """Whether the policy ended it; else it was cut off."""
@@ -113,10 +142,11 @@ class FoundSolution:
     def of(cls, leaf: SearchNode) -> FoundSolution:
         """The solution that ends at a node."""
         nodes, scores = leaf.nodes(), leaf.probabilities()
+        known = None if scores is None else tuple(None if math.isnan(score) else score for score in scores)
         return cls(
-            tuple(node.step for node in nodes), None if scores is None else tuple(scores), leaf.num_tokens,
-            leaf.written.ending == "end", leaf.log_likelihood,
-            None if scores is None else tuple(node.log_odds for node in nodes),
+            tuple(node.step for node in nodes), known, leaf.num_tokens, leaf.written.ending == "end",
+            leaf.log_likelihood,
+            None if known is None or None in known else tuple(node.log_odds for node in nodes),
         )  # fmt: skip
 
     def to_pool(self) -> Solution:

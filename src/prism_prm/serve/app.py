@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from swagger_ui_bundle import swagger_ui_path
 
 from prism_prm import __version__
-from prism_prm.aggregate import solution_score
+from prism_prm.aggregate import is_scored, solution_score
 from prism_prm.backends.critic import BudgetError, CriticError
 from prism_prm.calibration import right_probability, sigmoid
 from prism_prm.errors import DataError, PrismError
@@ -31,6 +31,7 @@ from prism_prm.models.load_settings import OnTooLong
 from prism_prm.net import ServerError
 from prism_prm.rl.prompts import completion_in, problem_in
 from prism_prm.rl.reward import split_end
+from prism_prm.segments import split_text
 from prism_prm.serve import schemas
 from prism_prm.serve.admission import CLIENT_CLOSED, UNEXPECTED, Gate, RefusedError, error_response, log_failure
 from prism_prm.serve.chat import complete_chat, while_connected
@@ -39,7 +40,6 @@ from prism_prm.serve.models import ItemScores, ServedItem, ServedModel
 from prism_prm.serve.page_documents import Document, ShownResults, encode, find_documents, listing
 from prism_prm.serve.page_html import NAMES, own_file, served_page
 from prism_prm.serve.settings import KeyRing
-from prism_prm.steps import cut_steps
 from prism_prm.tree import ROOT, Step, StepTree
 
 ABOUT = (
@@ -209,6 +209,7 @@ async def models(request: Request) -> Response:
             "max_model_len": model.scorer.context, "identity": model.identity, "model_hash": model.model_hash,
             "outputs": list(model.scorer.outputs), "aggregator": model.aggregator, "threshold": model.threshold,
             "calibration": model.calibration,
+            "segmenter": model.segmenter, "thinking": model.thinking,
         }
         for model in served
     ]  # fmt: skip
@@ -271,11 +272,15 @@ async def get_reward(
         items = []
         for number, (query, prompt) in enumerate(zip(body.query, body.prompts, strict=True)):
             completion, _ = split_end(completion_in(query, prompt, number))
-            items.append(served.item(StepTree.chain(problem_in(prompt), cut_steps(completion))))
+            items.append(served.item(StepTree.chain(problem_in(prompt), split_text(completion, served.segmenter))))
         return items
 
     items, found = await _score(request, served, make)
-    scores = [_judged(served, right_probability(one.log_odds_NO[:, 0], served.calibration)) for one in found]
+    scores = [
+        _judged(served, right_probability(one.log_odds_NO[:, 0], served.calibration), item.tree)
+        for one, item in zip(found, items, strict=True)
+        if item.tree is not None
+    ]
     rewards = [one["score"] or 0.0 for one in scores]
     logs = {
         "steps": [float(len(one.log_odds_NO)) for one in found],
@@ -385,7 +390,7 @@ def _pooling_items(model: ServedModel, body: schemas.PoolingRequest) -> list[Ser
 def _steps_items(
     model: ServedModel, body: schemas.StepsRequest, on_too_long: OnTooLong | None = None
 ) -> list[ServedItem]:
-    trees = [_tree(one, number) for number, one in enumerate(body.items)]
+    trees = [_tree(one, number, model.segmenter) for number, one in enumerate(body.items)]
     num_on_paths = 0
     for tree in trees:
         depths = tree.depths()
@@ -397,9 +402,9 @@ def _steps_items(
     return [model.item(tree, on_too_long=on_too_long or body.on_too_long) for tree in trees]
 
 
-def _tree(given: schemas.Solution | schemas.Text | schemas.Tree, number: int) -> StepTree:
+def _tree(given: schemas.Solution | schemas.Text | schemas.Tree, number: int, segmenter: str) -> StepTree:
     if isinstance(given, schemas.Text):
-        return StepTree.chain(given.problem, cut_steps(given.solution), tree_id=number)
+        return StepTree.chain(given.problem, split_text(given.solution, segmenter), tree_id=number)
     if isinstance(given, schemas.Solution):
         return StepTree.chain(given.problem, given.steps, tree_id=number)
     if len(given.nodes) != len(given.parents):
@@ -470,22 +475,24 @@ def _steps_answer(model: ServedModel, item: ServedItem, scores: ItemScores, is_t
         "tokens": scores.tokens,
     }
     if tree.trunk or not tree.nodes:
-        answer |= _judged(model, probability_N)
+        answer |= _judged(model, probability_N, tree)
     else:
         paths = {leaf: tree.path(leaf) for leaf in _leaves(tree)}
-        answer["leaves"] = [{"node": leaf} | _judged(model, probability_N, path) for leaf, path in paths.items()]
+        answer["leaves"] = [{"node": leaf} | _judged(model, probability_N, tree, path) for leaf, path in paths.items()]
     return answer | ({"steps": tree.texts(tree.trunk)} if is_text else {})
 
 
-def _judged(model: ServedModel, probability_N: np.ndarray, path: Sequence[int] | None = None) -> dict[str, Any]:
+def _judged(
+    model: ServedModel, probability_N: np.ndarray, tree: StepTree, path: Sequence[int] | None = None
+) -> dict[str, Any]:
     """The first error and the score of a solution; the score is null without steps, or if a step has no score."""
     nodes = range(len(probability_N)) if path is None else path
     values_N = probability_N[list(nodes)]
     wrong_N = np.flatnonzero(values_N <= model.threshold)
-    is_scored = len(values_N) and not np.isnan(values_N).any()
+    steps = tree.texts(nodes)
     return {
         "first_error": nodes[wrong_N[0]] if len(wrong_N) else None,
-        "score": solution_score(values_N, model.aggregator) if is_scored else None,
+        "score": solution_score(values_N, model.aggregator, steps) if is_scored(values_N, steps) else None,
     }
 
 

@@ -27,6 +27,7 @@ from prism_prm.models.packing import EncodedTree, encode_tree
 from prism_prm.models.prefix_cache import PrefixCache, merge_encoded, merge_trees, score_merged
 from prism_prm.models.prm import PRM, fit, score_encoded, score_items
 from prism_prm.scorer import Scorer
+from prism_prm.segments import CLOSE, DEFAULT_SEGMENTER, OPEN, SCORED
 from prism_prm.tree import StepTree
 
 log = logging.getLogger(__name__)
@@ -52,9 +53,11 @@ class ServedItem:
     on_too_long: OnTooLong = "error"
     """What to do with steps beyond the context."""
     again: int = 0
-    """The most tokens that are read again for steps beyond the context, each scored as a separate solution."""
+    """Tokens that are read again for steps beyond the context, in windows."""
     warnings: tuple[str, ...] = ()
     """Messages for the client about parts that were not scored."""
+    is_apart: bool = False
+    """Whether it has thinking that is not scored, so that its parts are laid out separately."""
 
     @property
     def cost(self) -> int:
@@ -85,6 +88,8 @@ class ServedModel:
         self.scorer = scorer
         card = card_values(scorer)
         self.aggregator = choose_aggregator(None, card).value
+        self.segmenter = DEFAULT_SEGMENTER if card is None else card.segmenter
+        self.thinking = SCORED if card is None else card.thinking
         self.threshold = choose_threshold(None, card).value
         self.calibration = calibration_of(scorer)
         self.identity = self.model_hash = scorer.identity()
@@ -177,12 +182,16 @@ class ServedPRM(ServedModel):
         warnings += self._unread([part for text in texts for part in family.text.unread(text)])
         choice = on_too_long or prm.on_too_long
         num_long = sum(encoded.path_tokens(node) > prm.context for node in range(len(encoded.ids)))
-        if num_long and choice == "error":
+        is_apart = prm.card.thinking != SCORED and any(OPEN in text or CLOSE in text for text in texts[1:])
+        if num_long and choice == "error" and not is_apart:
             fit(tree, 0, range(len(tree.nodes)), family, prm.context, "error")  # raises with the number of the step
         elif num_long and family is not self.family:
             raise DataError("too long for the model's context with a custom system message", reason="too-long")
-        again = num_long * prm.context if choice == "drop-left-steps" else 0
-        return ServedItem(tree, encoded, encoded.num_tokens, choice, again, warnings)
+        again = 0
+        if is_apart or (num_long and choice == "window"):
+            items, _ = fit(tree, 0, range(len(tree.nodes)), family, prm.context, choice, prm.card.thinking)
+            again = sum(one.tree.num_tokens for one in items if one.nodes is not None)
+        return ServedItem(tree, encoded, encoded.num_tokens, choice, again, warnings, is_apart)
 
     def text(self, text: str, *, add_special_tokens: bool) -> ServedItem:
         encoder = self.prm.family.text
@@ -237,7 +246,7 @@ class ServedPRM(ServedModel):
         fitting: list[tuple[int, Hashable, EncodedTree]] = []
         for i, (owner, item) in enumerate(asked):
             assert item.encoded is not None, "items of a PRM are encoded"
-            if _longest(item.encoded) <= self.prm.context:
+            if _longest(item.encoded) <= self.prm.context and not item.is_apart:
                 fitting.append((i, owner, item.encoded))
             else:
                 found[i] = self._score_too_long(item, is_over)
@@ -279,7 +288,7 @@ class ServedPRM(ServedModel):
         nodes = range(len(tree.nodes))
         # Many parts of one solution are encoded, so their steps are cached meanwhile.
         family = prm.family.with_cache(CACHE_BYTES)
-        items, too_long = fit(tree, 0, nodes, family, prm.context, item.on_too_long)
+        items, too_long = fit(tree, 0, nodes, family, prm.context, item.on_too_long, prm.card.thinking)
         scores_NO = np.full((len(nodes), len(prm.outputs)), np.nan)
         at_once = max(1, prm.token_budget // prm.context)
         for start in range(0, len(items), at_once):

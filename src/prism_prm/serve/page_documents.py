@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from prism_prm import __version__
-from prism_prm.aggregate import choose_aggregator, choose_threshold, solution_score
+from prism_prm.aggregate import choose_aggregator, choose_threshold, is_scored, solution_score
 from prism_prm.config import read_toml
 from prism_prm.data.pools import read_pool
 from prism_prm.errors import DataError, PrismError
@@ -344,10 +344,11 @@ def _scored(tables: list[Place], results: ShownResults) -> dict[str, Any]:
         for tree, one in zip(trees, found, strict=True):
             missing = np.isnan(one.probability)
             # A tree with candidates has no score of its own.
-            is_whole = len(tree.trunk) == len(tree.nodes) and not missing.any()
+            texts = tree.texts(tree.trunk)
+            is_whole = len(tree.trunk) == len(tree.nodes) and is_scored(one.probability, texts)
             column.append(
                 {"probabilities": None if missing.all() else one.probability.tolist(),
-                 "score": solution_score(one.probability, aggregator) if is_whole else None}
+                 "score": solution_score(one.probability, aggregator, texts) if is_whole else None}
             )  # fmt: skip
         columns.append(column)
     if all(one["probabilities"] is None for column in columns for one in column):
@@ -481,7 +482,7 @@ def _tree(rounds: Path, pool: Path, table: Path, how: dict[str, Any], number: in
 
 def tree_content(
     seen: RecordedSearch,
-    solution_scores: Sequence[Sequence[float] | None],
+    solution_scores: Sequence[Sequence[float | None] | None],
     how: Mapping[str, Any],
     chosen: int | None,
     grades: Sequence[Mapping[str, Any]],
@@ -491,7 +492,8 @@ def tree_content(
     for leaf, own in zip(seen.result or (), solution_scores, strict=False):
         path = [at for at in seen.path(leaf) if seen.steps[at - 1].text]
         for at, score in zip(path, own or (), strict=False):
-            scores[at - 1] = scores[at - 1] if scores[at - 1] is not None else round(score, 4)
+            if scores[at - 1] is None and score is not None:
+                scores[at - 1] = round(score, 4)
     texts: dict[str, int] = {}
     steps = [
         [one.parent, texts.setdefault(one.text, len(texts)), score, value, one.ending, one.round, int(one.ahead),
@@ -506,13 +508,15 @@ def tree_content(
 
 def _path_scores(seen: RecordedSearch, scores: Sequence[float | None], how: Mapping[str, Any]) -> list[float | None]:
     """The score of the path up to each step."""
-    paths: list[list[float] | None] = [[]]
+    paths: list[list[tuple[float, str]] | None] = [[]]
     values: list[float | None] = []
     for one, score in zip(seen.steps, scores, strict=True):
         before = paths[one.parent]
-        path = before if not one.text else None if before is None or score is None else [*before, score]
+        path = before if not one.text else None if before is None or score is None else [*before, (score, one.text)]
         paths.append(path)
-        values.append(round(solution_score(path, how.get("aggregator", "min")), 4) if path else None)
+        texts = [text for _, text in path or ()]
+        own = solution_score([value for value, _ in path], how.get("aggregator", "min"), texts) if path else None
+        values.append(None if own is None else round(own, 4))
     return values
 
 

@@ -334,7 +334,7 @@ class Searches:
     ) -> Searched:
         """Select as `prism search` does; if no solution has an answer to vote for, the best-scored one."""
         solutions = result.solutions
-        log_scores = [log_score(one.scores, aggregator) if one.scores else -np.inf for one in solutions]
+        log_scores = [log_score(one.scores, aggregator, one.steps) if one.scores else -np.inf for one in solutions]
         answers = [extract_answer(text_of(one)).answer for one in solutions]
         selector = RULES[ask.rule][1]
         keys: list[str | None] = [None] * len(answers)

@@ -21,11 +21,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from prism_prm.arrays import Ints
 from prism_prm.data.pair_examples import Examples, as_one_tree
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.models.lower_cache import LowerCache
 from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import EncodedTree, Layout, PackedBatch, Row, encode_tree, merge_rows, pack, read_index
+from prism_prm.models.prm import fit
 from prism_prm.train.recipe import Packing
+from prism_prm.tree import StepTree
 
 
 def plan_updates(trees_P: NDArray[np.integer], *, per_update: int, per_tree: int, seed: tuple[int, ...]) -> list[Ints]:
@@ -288,3 +290,37 @@ def too_long(examples: Examples, family: Layout, context: int) -> Ints:
         encoded = encode_tree(tree, family)
         long += [i for i, group in zip(indices, groups, strict=True) if max(map(encoded.path_tokens, group)) > context]
     return np.array(sorted(long), dtype=np.int64)
+
+
+def in_windows(examples: Examples, long: Ints, family: Layout, context: int) -> tuple[Examples, Ints]:
+    """The examples with shorter trees for those that are too long, and the indices of those that no window fits.
+
+    The steps of an example share their prefix, so they are read after the shortest one that a window of them has.
+    """
+    trees: dict[int, StepTree] = {}
+    ids: dict[tuple[int, int, int], int] = {}  # (tree, parent, first node of the window) → the new tree
+    columns = {name: getattr(examples, name).copy() for name in ("tree", "chosen", "rejected", "rejected_tree")}
+    too_big = []
+    free = max(examples.trees) + 1
+    for i in long.tolist():
+        tree, ((*nodes,),) = as_one_tree(examples, [i])
+        try:
+            items, _ = fit(tree, 0, nodes, family, context, "window")
+        except DataError:  # the problem and one step alone exceed the context
+            too_big.append(i)
+            continue
+        path = tree.path(tree.parents[nodes[0]])
+        first = max(path.index(item.nodes[0]) if item.nodes[0] in path else len(path) for item in items if item.nodes)
+        key = int(examples.tree[i]), tree.parents[nodes[0]], first
+        new = ids.setdefault(key, free + len(ids))
+        kept = [tree.nodes[node] for node in path[first:]]
+        short = trees.get(new) or replace(StepTree.chain(tree.problem, kept), tree_id=new, trunk=(), where=tree.where)
+        for name, node in zip(("chosen", "rejected"), (nodes[0], nodes[-1]), strict=True):
+            leaf = next((k for k in range(len(kept), len(short.nodes)) if short.nodes[k] == tree.nodes[node]), None)
+            if leaf is None:
+                leaf = len(short.nodes)
+                short = short.with_leaves([(len(kept) - 1, tree.nodes[node])])
+            columns[name][i] = leaf
+        columns["tree"][i] = columns["rejected_tree"][i] = new
+        trees[new] = short
+    return replace(examples, trees={**examples.trees, **trees}, **columns), np.array(too_big, dtype=np.int64)

@@ -158,7 +158,9 @@ def save_trained(prm: PRM, model: Any, folder: Path, accelerator: Accelerator, r
         gather(model, keep=is_main)
     if is_main:
         prm.module = merge_adapters(model)
-        prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers).trained_on(recipe.data.inputs)
+        segmenter = recipe.data.read.segmenter or prm.card.segmenter
+        card = replace(prm.card, frozen_layers=hardware.frozen_layers, segmenter=segmenter)
+        prm.card = card.trained_on(recipe.data.inputs)
         dtype = getattr(torch, hardware.save_dtype or hardware.dtype)
         state = {key: value.to(dtype) for key, value in prm.module.state_dict().items()}
         prm.save(folder, state=state, aggregator=recipe.validation.aggregator)

@@ -66,8 +66,9 @@ class TrainSettings:
     """The maximum length of a packed tree. A longer one is split between pairs, and the shared prefix is repeated."""
     microbatch_tokens: Count = 8192
     """Tokens per forward and backward pass, including padding."""
-    on_too_long: Literal["error", "skip"] = "error"
-    """What to do with pairs longer than the model's context: stop (`error`), or skip and count them (`skip`)."""
+    on_too_long: Literal["error", "window", "skip"] = "error"
+    """What to do with pairs longer than the model's context: stop (`error`), read them after the last steps that fit
+    (`window`), or skip them (`skip`); both are counted."""
     checkpoint_every: Count = 100
     """Updates between checkpoints."""
     keep_checkpoints: Count = 1

@@ -28,7 +28,7 @@ from prism_prm.models.lower_cache import CacheSettings
 from prism_prm.models.prm import PRM, pair_cost
 from prism_prm.scorer import Scorer
 from prism_prm.store import ScoreStore, Share
-from prism_prm.train.batches import RowLimits, batch_maker, too_long
+from prism_prm.train.batches import RowLimits, batch_maker, in_windows, too_long
 from prism_prm.train.log import RunLog, check_reporters
 from prism_prm.train.loop import TrainingRound
 from prism_prm.train.margins import fill_cache, histogram, margins_of, score_examples, write_margins
@@ -144,7 +144,9 @@ def train_prm(
             say(run.validation.describe())
         split = Split.read(data, TRAIN)
         train, kinds, examples = examples_that_fit(split, recipe, base)
-        say(f"{len(train)} examples of {len(split.trees)} trees to train on; {examples['too_long']} too long, skipped")
+        windows = f"; {examples['in_windows']} in windows" if "in_windows" in examples else ""
+        too_many = f"{examples['too_long']} too long, skipped"
+        say(f"{len(train)} examples of {len(split.trees)} trees to train on{windows}; {too_many}")
         run.content = {
             "base PRM": base.model_hash(),
             "training data": train.content_key(),
@@ -401,11 +403,18 @@ def examples_that_fit(split: Split, recipe: Recipe, prm: PRM) -> tuple[Examples,
     if len(long) and recipe.train.on_too_long == "error":
         raise DataError(
             f"{len(long)} of {len(examples)} examples are longer than the model's context of {prm.context} tokens, "
-            f'the first in tree {examples.tree[long[0]]}; set train.on_too_long = "skip" to skip them.'
+            f'the first in tree {examples.tree[long[0]]}; set train.on_too_long = "window" to read them after the last '
+            'steps that fit, or "skip" to skip them.'
         )
+    num_windows = 0
+    if len(long) and recipe.train.on_too_long == "window":
+        num_long = len(long)
+        examples, long = in_windows(examples, long, prm.family, prm.context)
+        num_windows = num_long - len(long)
     kept = np.setdiff1d(np.arange(len(examples)), long)
     kinds = split.kinds if examples.labels is None else np.full(len(examples), "labeled", dtype=object)
-    return examples.take(kept), kinds[kept], {"fitting": len(kept), "too_long": len(long)}
+    counts = {"fitting": len(kept), "too_long": len(long)} | ({"in_windows": num_windows} if num_windows else {})
+    return examples.take(kept), kinds[kept], counts
 
 
 def needs_margins(train: Examples, recipe: Recipe) -> bool:

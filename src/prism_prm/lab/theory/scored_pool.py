@@ -132,7 +132,12 @@ def add_pool(
         graded = grade_pool(pool, grader)
     check_measured(graded)
     used_aggregator, used_threshold = choose_aggregator(aggregator, card), choose_threshold(threshold, card)
-    values = np.array([0.0 if steps is None else solution_score(steps, used_aggregator.value) for steps in step_scores])
+    values = np.array(
+        [
+            0.0 if own is None else solution_score(own, used_aggregator.value, solution.steps)
+            for own, solution in zip(step_scores, pool.solutions, strict=True)
+        ]
+    )
     ends = np.cumsum([len(entry.solutions) for entry in pool.problems])[:-1]
     own, unscored_in = np.split(values, ends), np.split([steps is None for steps in step_scores], ends)
     known = [i for i in graded.measured if graded.grades[i]]
