@@ -224,9 +224,8 @@ def misleading_solutions(
         if problem is None:
             counts["of other problems"] += len(entry.solutions)
             continue
-        known_scores = {id(one): [p for p in one.scores or () if p is not None] for one in entry.solutions}
-        scored = [one for one in entry.solutions if known_scores[id(one)]]
-        high = [one for one in scored if min(known_scores[id(one)]) > recipe.min_score]
+        scored = [one for one in entry.solutions if any(p is not None for p in one.scores or ())]
+        high = [one for one in scored if min(p for p in one.scores or () if p is not None) > recipe.min_score]
         wrong = [
             one for one, right in zip(high, judge([(problem, one.text) for one in high]), strict=True) if not right
         ]
