@@ -428,7 +428,7 @@ def report(out: Path) -> None:
 def main() -> None:
     """Run the experiment, or a part of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", type=int, nargs="+", default=list(range(120, 128)))
+    parser.add_argument("--worlds", type=int, nargs="+", default=list(range(121, 129)))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(RL_SEEDS))
     parser.add_argument("--arms", nargs="+", choices=list(ARMS_IN_ORDER), help="only these")
     parser.add_argument("--part", default="1/1", help="this part of the worlds, as i/n")

@@ -23,6 +23,7 @@ from prism_prm.lab.world.build import load_policy, world_settings
 from prism_prm.lab.world.policy import PRM_SETTINGS
 from prism_prm.lab.world.problems import draw_problems
 from prism_prm.lab.world.trees import sample_trees
+from prism_prm.models.card import set_threshold
 from prism_prm.rl.alarm import read_points
 from prism_prm.rl.rounds import train_rounds
 from prism_prm.serve.page_documents import ShownResults, run_documents
@@ -80,6 +81,7 @@ save_steps = 1
 def folder(world_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rounds")
     init_prm(world_policy, family="qwen", settings=PRM_SETTINGS, device="cpu").save(folder / "prm")
+    set_threshold(folder / "prm", 0.0)  # it is not trained, and its scores mean nothing
     problems = draw_problems(world_settings("quick").problems, 60, np.random.default_rng(0))
     trees = sample_trees(*load_policy(world_policy), problems[40:], candidates=3)
     write_trees(folder / "trees.parquet", trees)

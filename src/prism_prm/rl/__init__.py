@@ -1,7 +1,8 @@
 """Reinforcement learning with a PRM: rewards for existing trainers, and step-level credit.
 
 `reward` scores completions, `credit` turns the scores of a group into advantages per step, `spans` assigns tokens to
-steps, and `trainer` passes the advantages to TRL. `connectors` has rewards for other frameworks.
+steps, and `trainer` passes the advantages to TRL. `monitor` watches a policy in training, `exploits` finds what it
+exploits, and `rounds` retrains the PRM with that. `connectors` has rewards for other frameworks.
 """
 
 from __future__ import annotations

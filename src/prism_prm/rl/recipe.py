@@ -108,7 +108,7 @@ class RoundSettings:
     """Training problems whose steps are sampled in a round. The next round continues with the problems after them."""
     tries: Count = 8
     """Solutions of each problem by the reference policy. Of those with the right answer, the one that the PRM scores
-    highest gives the prefixes; a problem without one is left out."""
+    highest gives the prefixes, if it scores all its steps above its threshold; else the problem is left out."""
     samples: Count = 6
     """Continuations by the trained policy after each prefix. Equal steps count once."""
     min_score: Share | None = None
