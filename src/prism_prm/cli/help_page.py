@@ -22,6 +22,7 @@ from prism_prm.config import Setting
 WIDEST = 100
 """Columns; longer lines are hard to read."""
 BRIEF = {
+    "adaptive.error": "Simulate budgets that stop when the answer is safe at this risk.",
     "aggregators": "How step scores become one: last, min, product, mean, soft-min, adjusted-min.",
     "answer_field": "The field that holds the reference answer.",
     "bench": "prmbench, processbench, labeled or pairs; several: a,b.",
@@ -38,7 +39,7 @@ BRIEF = {
     "pool": "Solutions: .jsonl, .json, .parquet, a folder, or a hub dataset.",
     "policy.name": "hf:ID_OR_FOLDER, or openai:BASE_URL for a server.",
     "predictions": "Scores from elsewhere, as JSON lines with id and scores or labels.",
-    "prm": "A folder, hub id, prism:URL, vllm:URL, critic:openai:URL or critic:hf:FOLDER.",
+    "prm": "A folder, hub id, prism:URL, vllm:URL, critic:…, orm:…, ensemble:….",
     "ray.address": "Run on a Ray cluster: HOST:PORT, auto, or a new one.",
     "search.aggregator": "How step scores become one: last, min, product, mean, soft-min, adjusted-min.",
     "search.method": "sample, greedy, best-of-n, beam, dvts or particle.",

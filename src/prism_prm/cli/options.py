@@ -160,7 +160,7 @@ def is_repeated(setting: Setting) -> bool:
 
 
 METAVARS = {
-    "adaptive.error": "ERROR", "search.adaptive.error": "ERROR",
+    "adaptive.error": "ERROR",
     "bench": "NAMES", "check": "FILE", "read.on_bad_record": "fail|skip", "pairs.lookahead": "all|none|N",
     "threshold": "X", "consensus": "PRM", "n": "N,…", "ns": "N,…", "plan.hardware": "GPUS",
     "policy.name": "POLICY", "predictions": "FILE", "ray.address": "ADDRESS", "scores": "FILE", "split": "NAME",

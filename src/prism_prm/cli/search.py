@@ -83,7 +83,6 @@ COMMAND = Command(
     options={
         "--policy": "policy.name", "--prm": "prm", "--task": "task", "--task-data": "task_data", "--limit": "limit",
         "--method": "search.method", "-n": "n", "--select": "select", "--aggregator": "search.aggregator",
-        "--adaptive": "search.adaptive.error",
         "--seed": "search.seed", "--dtype": ("load.dtype", "policy.dtype"), "--store": "store",
         "--plan": "plan.hardware", "--ray": "ray.address",
     },

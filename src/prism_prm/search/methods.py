@@ -322,7 +322,7 @@ def find_method(settings: SearchSettings, has_prm: bool) -> Method:
     method = METHODS[settings.method]
     if settings.adaptive.error is not None and not method.independent:
         raise ConfigError(
-            f"--adaptive: the method {settings.method} has no votes to count; use --method best-of-n or sample"
+            f"adaptive.error: the method {settings.method} has no votes to count; use --method best-of-n or sample"
         )
     likelihood_only = settings.method in RANKED and settings.prm_weight == 0
     if method.needs_prm and not has_prm and not likelihood_only:

@@ -107,9 +107,9 @@ def search_task(
         raise ConfigError(f"--select public-tests: no problem of {task.name} has public tests; use another --select")
     if recipe.search.adaptive.error is not None:
         if any(problem.tests for problem in task.problems):
-            raise ConfigError("--adaptive counts votes for answers, but the task has programs; leave it out")
+            raise ConfigError("adaptive.error counts votes for answers, but the task has programs; leave it out")
         if len(recipe.ns) > 1:
-            raise ConfigError(f"--adaptive needs one budget, not {len(recipe.ns)}: give one number with -n")
+            raise ConfigError(f"adaptive.error needs one budget, not {len(recipe.ns)}: give one number with -n")
     for note in task.notes():
         say(note)
     ray = options.ray
