@@ -34,7 +34,7 @@ _OPENER = re.compile(r"^[ \t]*(?P<ticks>`{3,}|~{3,})|\\begin\{(?P<name>\w+\*?)\}
 _LONGEST = {"code": 8000, "formula": 2000}
 """Characters after which a block that is still open counts as closed: one stray `$$` must not swallow a whole text."""
 _LEAD_IN = re.compile(r"\s*(?:#+ .*|\*\*[^*]+\*\*|.*[:：]\**)")
-"""A line that says nothing without what follows it: a heading, or one that ends with a colon."""
+"""A line that only leads to the next: a heading, or one that ends with a colon."""
 _LONGEST_LINE = 400
 _MOVE = re.compile(
     r"""

@@ -29,6 +29,7 @@ from prism_prm.scorer import Scorer
 from prism_prm.search.methods import Children, Expand, Search, SearchSettings, find_method
 from prism_prm.search.rounds import SearchRound
 from prism_prm.search.tree import FoundSolution, SearchNode, SearchResult, child, root
+from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.tree import Step, StepTree, unique_names
 
 Other = TypeVar("Other")
@@ -229,11 +230,11 @@ class SearchEngine:
     ) -> None:
         self.policy = policy
         self.prm = prm
-        segmenter = settings.sampling.segmenter or segmenter_of(prm)
-        self.settings = replace(
-            settings, aggregator=choose_aggregator(settings.aggregator, card_values(prm)).value,
-            sampling=replace(settings.sampling, segmenter=segmenter),
-        )  # fmt: skip
+        sampling = settings.sampling
+        if sampling.segmenter is None and (segmenter := segmenter_of(prm)) != DEFAULT_SEGMENTER:
+            sampling = replace(sampling, segmenter=segmenter)
+        aggregator = choose_aggregator(settings.aggregator, card_values(prm)).value
+        self.settings = replace(settings, aggregator=aggregator, sampling=sampling)
         self.method = find_method(settings, prm is not None)
         self.at_once = at_once
         self.turn = turn
