@@ -32,6 +32,12 @@ CONFIG: dict[str, tuple[Any, ...]] = {
 def rows() -> Iterator[Row]:
     yield from (changed(name, dotted, value, *words) for name, dotted, value, *words in NAMES)
     yield Row("rerank --prm 'nowhere/there/prm'", (*COMMANDS["rerank"], "--prm", "nowhere/there/prm"), ("nowhere",))
+    for name, words in {
+        "ensemble:max:a,b": ("'max'", "mean"), "ensemble:mean:a": ("ensemble:RULE:PRM,PRM",),
+        "implicit:prm": ("implicit:MODEL+REFERENCE",), "tail:prm": ("tail:hf:FOLDER",), "orm:nowhere/x/y": ("nowhere",),
+        "self-certainty:openai:http://localhost:1": ("lowest-group",),
+    }.items():  # fmt: skip
+        yield Row(f"rerank --prm {name!r}", (*COMMANDS["rerank"], "--prm", name), words)
     yield Row("search family=nonsense", (*COMMANDS["search"], "--set", "family=nonsense"), ("nonsense", "qwen"))
     score = tuple(COMMANDS["score"])
     for file, kind in (("config", "a number"), ("config", "null"), ("config", "nested"), ("tokenizer", "a number"),

@@ -19,11 +19,11 @@ from prism_prm.backends.open_rival import CONFIDENCES, WINDOW, RivalPlace
 from prism_prm.backends.openai import API_KEY, TOP, served_model
 from prism_prm.backends.policy import Prompting, chat_text, render
 from prism_prm.console import Advance, bar_on_stderr, ignore
-from prism_prm.errors import ModelError
+from prism_prm.errors import DataError, ModelError
 from prism_prm.models.card import prm_folder
 from prism_prm.models.families.language_model import LanguageModel, OutcomeReward
 from prism_prm.models.language_module import log_probability, self_certainty, token_values, top_confidence
-from prism_prm.models.packing import EncodedTree, encode_tree
+from prism_prm.models.packing import EncodedTree, describe, encode_tree
 from prism_prm.models.prm import PRM, PackItem, fit, score_items
 from prism_prm.net import RetryPolicy, Server
 from prism_prm.scorer import Scorer, TreeScores
@@ -134,7 +134,12 @@ class ORM(Scorer):
             size = len(tree.nodes)
             long = [node for node in nodes if with_ends.path_tokens(size + node) > prm.context]
             if long and prm.on_too_long == "error":
-                fit(tree, index, long, prm.family, prm.context - len(prm.family.last_step_ids("a")), "error")
+                raise DataError(
+                    f"{describe(tree, long[0])}: the problem and the solution up to here are "
+                    f"{with_ends.path_tokens(size + long[0])} tokens, but the model's context is {prm.context}. With "
+                    "on_too_long='skip' it gets no score.",
+                    reason="too-long",
+                )
             groups = [(size + node,) for node in nodes if node not in long]
             items += [PackItem(with_ends, groups, index)] * bool(groups)
             too_long.append(tuple(long))
