@@ -68,7 +68,8 @@ def test_the_sum_of_independent_draws(count: int, chances: list[float], expected
 
 
 def agreements(graded: GradedPool, scores: Sequence[float]) -> dict[str, Agreement]:
-    steps = [np.array([score]) for score in scores]
+    """Every step of a solution has its score."""
+    steps = [np.full(len(one.steps), score) for one, score in zip(graded.pool.solutions, scores, strict=True)]
     return {found.rule: found for found in measure_agreements(graded, {"prm": steps}, {"prm": "min"})}
 
 

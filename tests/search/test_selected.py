@@ -63,7 +63,7 @@ def test_every_rule_selects_from_every_problem(found: dict[tuple[int, str], Sele
 
 
 def test_a_score_of_0_is_a_score_and_none_is_none() -> None:
-    scores = [np.array([0.0]), None, None, None, None, None, None, None]
+    scores = [np.array([0.0, 0.5]), None, None, None, None, None, None, None]
     chosen = select_solutions(graded(), {"mine": scores}, {"mine": Choice("min", "")})
     of = {one.problem_id: one.score for one in chosen if one.rule == "best-of-n"}
     assert of == {0: 0.0, 1: None, 2: None, 3: None}

@@ -115,7 +115,7 @@ def draw_curve(
     values = [point.value if isinstance(point, Interval) else point for point in points]
     only = {} if mark is None else {"markevery": [mark], "markersize": 8}
     axes.plot(x, values, label=_label(name), **style.line_kwargs, **only)
-    if band and isinstance(points[0], Interval):
+    if band and len(points) and isinstance(points[0], Interval):
         low, high = ([getattr(point, side) for point in points] for side in ("low", "high"))
         axes.fill_between(x, low, high, color=style.color, alpha=0.15, linewidth=0)
 
