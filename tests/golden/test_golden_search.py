@@ -46,7 +46,7 @@ SEARCHES: dict[str, tuple[object, ...]] = {
     "particle": ("--method", "particle", "-n", 6, *BOTH),
 }
 LABELS: dict[str, tuple[object, ...]] = {
-    "monte-carlo": ("--method", "monte-carlo", "--rule", "soft", "--set", "solutions=2"),
+    "monte-carlo": ("--method", "monte-carlo", "--rule", "soft", "--set", "label.solutions=2"),
     "binary": ("--method", "binary"),
     "adaptive": ("--method", "adaptive", "--rule", "half", "--set", "after_error=drop"),
 }
