@@ -1,4 +1,4 @@
-"""The endpoint of `prism serve --policy` against `prism search`: a real policy, the first problems of GSM8K, one seed.
+"""The endpoint of `prism serve --policy` against `prism search`: a real policy, problems of GSM8K, one seed.
 
 llama.cpp (`pip install xllamacpp`) serves the policy from a GGUF file. For each rule, `prism search` runs first. Then
 inspect_ai asks the endpoint for the same problems, and the `openai` client asks for the first one, plain and streamed.
@@ -79,7 +79,8 @@ def started(command: list[str], ready: str, log: Path) -> Iterator[str]:
 
 def policy_of(given: argparse.Namespace, url: str, name: str) -> list[str]:
     """The options of both commands."""
-    options = [f"tokenizer={given.tokenizer}", f"user={USER}", "concurrency=1", "max_tokens=128", "max_step_tokens=128"]
+    options = [f"tokenizer={given.tokenizer}", f"user={USER}", "concurrency=1"]
+    options += [f"{name}={given.max_tokens}" for name in ("max_tokens", "max_step_tokens")]
     return ["--policy", f"{name}openai:{url}", "--prm", f"prm={given.prm}", "--set", "seed=1"] + [
         word for option in options for word in ("-P", option)
     ]
@@ -128,10 +129,13 @@ def main() -> None:
     parser.add_argument("--llama-python", default=sys.executable, help="the Python that has xllamacpp")
     parser.add_argument("--inspect-python", default=sys.executable, help="the Python that has inspect_ai and openai")
     parser.add_argument("--problems", type=int, default=10)
+    parser.add_argument("--shortest", action="store_true", help="the shortest questions instead of the first")
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=RULES)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in given.gsm8k.read_text().splitlines()[: given.problems]]
+    rows = [json.loads(line) for line in given.gsm8k.read_text().splitlines()]
+    rows = (sorted(rows, key=lambda row: len(row["question"])) if given.shortest else rows)[: given.problems]
     task = [{"problem": row["question"], "answer": row["answer"].rpartition("#### ")[2]} for row in rows]
     problems = given.out / "problems.jsonl"
     problems.write_text("".join(json.dumps(row) + "\n" for row in task))

@@ -23,6 +23,8 @@ REQUESTS: dict[str, tuple[str, str, Any]] = {
     "health": ("GET", "/health", None),
     "ready": ("GET", "/ready", None),
     "models": ("GET", "/v1/models", None),
+    "one model": ("GET", "/v1/models/owner/prism", None),
+    "no such model to look at": ("GET", "/v1/models/nosuch", None),
     "no results": ("GET", "/v1/documents", None),
     "no such result": ("GET", "/v1/documents/0", None),
     "no such file of the page": ("GET", "/page/nosuch.js", None),

@@ -53,7 +53,7 @@ def truth(tree: StepTree, node: int) -> bool:
 
 
 def test_from_problems_to_pairs(command: list[str], tmp_path: Path) -> None:
-    out = run([*command, "--set", "label.solutions=2"])
+    out = run([*command, "--set", "solutions=2"])
     trees = list(iter_trees(out))
     metrics = json.loads((out / "metrics.json").read_text())
     steps = [step for tree in trees for step in tree.nodes]

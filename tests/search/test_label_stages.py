@@ -269,7 +269,7 @@ def test_misleading_solutions_of_a_search_are_labeled_and_get_alternatives(tmp_p
     settings = replace(SETTINGS, method="binary", rule="value>0.25", rollouts=64, alternatives=4)
     policy, said = Noted(), list[str]()
     recipe = LabelRecipe(
-        task=task, policy=PolicySettings("hf:first"), label=settings, solutions=str(tmp_path / "search")
+        task=task, policy=PolicySettings("hf:first"), label=settings, from_search=str(tmp_path / "search")
     )
     with shown_on(Console(said.append)):
         label_task(recipe, tmp_path / "out", policy=policy, judge=judging)

@@ -20,6 +20,7 @@ PATHS = [
     "/version",
     "/metrics",
     "/v1/models",
+    "/v1/models/m",
     "/docs",
     "/docs/files/swagger-ui.css",
     "/openapi.json",

@@ -16,6 +16,7 @@ import openai
 import pyarrow.parquet as pq
 import pytest
 
+from gated_scorer import GatedScorer
 from loopback import serve
 from prism_prm import PolicySettings, Sampling, SearchSettings, init_prm, open_policy, search_problems
 from prism_prm.backends.policy import Prompting, StepRequest, Written
@@ -24,7 +25,7 @@ from prism_prm.net import RetryPolicy
 from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.search_task import search_task
 from serving_prms import Running, running
-from tiny import SOLVED, memorising_policy
+from tiny import SOLVED, memorising_policy, qwen_tokenizer
 from waiting import until
 
 SAMPLING = Sampling(max_step_tokens=24, max_tokens=64, temperature=1.5)
@@ -52,6 +53,10 @@ def server(folder: Path, prms: dict[str, Any]) -> Iterator[Running]:
 
 def chat(model: str = "tiny@best-of-4", problem: str = PROBLEM, **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": problem}]} | more
+
+
+def turns(*roles: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": f"turn {number}"} for number, role in enumerate(roles, 1)]
 
 
 def client(server: Running) -> openai.OpenAI:
@@ -195,8 +200,14 @@ def test_settings_of_a_request(server: Running) -> None:
         (chat(problem=" "), "The user's turn is empty"),
         (chat(messages=[]), "got no turns"),
         (
-            chat(messages=[{"role": "user", "content": "a"}] * 2),
-            "one user turn, perhaps after a system's; got user, user",
+            chat(messages=turns("user", "assistant")),
+            "that end with the user's, perhaps after a system's; got user, ass",
+        ),
+        (chat(messages=turns("user", "system", "user")), "got user, system, user"),
+        (chat(messages=turns("user", "assistant", "user")), "has no chat template, so it takes one user turn"),
+        (
+            chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]),
+            "content.list[TextPart].1: only text is read, not a part of type 'image_url'",
         ),
     ],
 )
@@ -208,8 +219,70 @@ def test_errors(server: Running, body: dict[str, Any], words: str) -> None:
     assert (error["type"], error["code"]) == ("BadRequestError", 400)
 
 
+def test_a_conversation(tmp_path: Path) -> None:
+    tokenizer = qwen_tokenizer()
+    tokenizer.chat_template = (
+        "{% if messages[0].content == 'no' %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    text = {"text": "#### 5", "finish_reason": "stop", "stop_reason": None}
+    prompting = Prompting(user="{problem} Be brief.")
+    earlier = [*turns("user", "assistant"), {"role": "user", "content": [{"type": "text", "text": "3+"}] * 2}]
+    whole = "User: turn 1\n\nAssistant: turn 2\n\nUser: 3+3+"
+    scorer = GatedScorer()
+    with serve(lambda _: (200, {"choices": [text]})) as (url, asked):
+        policy = PolicySettings(f"mine=openai:{url}", prompting=prompting, tokenizer=str(tmp_path))
+        with running({"scorer": scorer}, policy=policy) as server:
+
+            def ask(*messages: dict[str, Any]) -> tuple[str, set[int]]:
+                """The policy's prompt and the seeds that it gets."""
+                asked.clear()
+                answer = server.post("/v1/chat/completions", chat("mine@vote-4", messages=list(messages)))
+                assert answer.status_code == 200, answer.text
+                (prompt,) = {one["prompt"] for one in asked}
+                return prompt, {one["seed"] for one in asked}
+
+            prompt, seeds = ask(*earlier)
+            assert prompt == "<user>turn 1<assistant>turn 2<user>3+3+ Be brief.<assistant>"
+            assert scorer.calls[-1][0].problem == whole
+            system = {"role": "developer", "content": "Hi."}
+            assert ask(system, *earlier) == (f"<system>Hi.{prompt}", seeds)
+            assert ask({"role": "user", "content": whole}) == (f"<user>{whole} Be brief.<assistant>", seeds)
+            other, others = ask(*turns("user", "assistant", "user"))
+            assert other == prompt.replace("3+3+", "turn 3")
+            assert not seeds & others
+            no = server.post(
+                "/v1/chat/completions", chat("mine@vote-4", messages=[{"role": "user", "content": "no"}, *earlier])
+            )
+            assert no.status_code == 400
+            assert no.json()["error"]["message"].endswith("does not take these turns: Roles must alternate")
+
+
+def test_one_model(server: Running, prms: dict[str, Any]) -> None:
+    listed = {card["id"]: card for card in server.client.get("/v1/models").json()["data"]}
+    with client(server) as ai:
+        for name, card in listed.items():
+            assert ai.models.retrieve(name).model_dump(exclude_unset=True) == card
+        found = ai.models.retrieve("tiny@vote-8?prm=owner/prism").model_dump(exclude_unset=True)
+        assert found == listed["tiny@vote-16"] | {"id": "tiny@vote-8?prm=owner/prism", "n": 8, "prm": "owner/prism"}
+        for name, words in (
+            ("other", "'other' does not exist; models are tiny@RULE-N"),
+            ("tiny@vote-65", "limit is 64"),
+        ):
+            with pytest.raises(openai.NotFoundError, match=words) as error:
+                ai.models.retrieve(name)
+            assert error.value.type == "NotFoundError"
+    with running(prms, policy=GatedPolicy(), max_n=4) as small:
+        assert [card["n"] for card in small.client.get("/v1/models").json()["data"][2:]] == [4] * 4
+
+
 def test_a_server_without_a_policy(prms: dict[str, Any]) -> None:
     with running(prms) as server:
+        assert server.client.get("/v1/models/owner/prism").json()["id"] == "owner/prism"
+        none = server.client.get("/v1/models/tiny@vote-4")
+        assert none.status_code == 404
+        assert none.json()["error"]["message"] == "The model 'tiny@vote-4' does not exist. Models: base, owner/prism."
         answer = server.post("/v1/chat/completions", chat())
         assert answer.status_code == 400
         assert "start it with --policy" in answer.json()["error"]["message"]
@@ -247,7 +320,7 @@ def test_metrics(prms: dict[str, Any]) -> None:
         assert server.metric('prism_search_policy_tokens_sum{rule="vote"}') == 12
         assert server.metric('prism_search_rounds_sum{rule="vote"}') == 1
         assert server.metric("prism_waiting_searches") == server.metric("prism_running_searches") == 0
-        assert server.metric('prism_requests_total{route="/v1/chat/completions",status="200"}') == 1
+        until(lambda: server.metric('prism_requests_total{route="/v1/chat/completions",status="200"}') == 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -254,7 +254,8 @@ def test_the_page_of_the_api_needs_no_network(server: Running) -> None:
         assert server.client.get(f"/docs/files/{name}").status_code == 200
     schema = server.client.get("/openapi.json").json()
     assert set(schema["paths"]) == {
-        "/health", "/ready", "/version", "/metrics", "/v1/models", "/pooling", "/v1/steps", "/v1/tokens", "/get_reward",
+        "/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/{name}", "/pooling", "/v1/steps",
+        "/v1/tokens", "/get_reward",
         "/v1/documents", "/v1/documents/{name}", "/v1/chat/completions",
     }  # fmt: skip
     statuses = {int(status) for status in schema["paths"]["/v1/steps"]["post"]["responses"]}

@@ -66,12 +66,18 @@ class Prompting:
             raise SettingError("user", self.user, f"must contain {MARK}, where the problem goes")
 
 
-def render(problem: str, prompting: Prompting, tokenizer: Any) -> str:
-    """Render the prompt of a problem."""
+def has_chat_template(prompting: Prompting, tokenizer: Any) -> bool:
+    """Whether prompts are chats."""
+    return prompting.template == "auto" and bool(getattr(tokenizer, "chat_template", None))
+
+
+def render(problem: str, prompting: Prompting, tokenizer: Any, earlier: Sequence[tuple[str, str]] = ()) -> str:
+    """Render the prompt of a problem, in a chat after earlier (role, content) turns."""
     user = prompting.user.replace(MARK, problem)
-    if prompting.template == "none" or tokenizer is None or not getattr(tokenizer, "chat_template", None):
+    if not has_chat_template(prompting, tokenizer):
+        assert not earlier, "earlier turns need a chat template"
         return f"{prompting.system}\n\n{user}\n\n" if prompting.system else f"{user}\n\n"
-    turns = [*[("system", prompting.system)] * bool(prompting.system), ("user", user)]
+    turns = [*[("system", prompting.system)] * bool(prompting.system), *earlier, ("user", user)]
     text = chat_text(tokenizer, turns, **prompting.switch)
     opposite = {name: not value for name, value in prompting.switch.items()}
     if opposite and text == chat_text(tokenizer, turns, **opposite):

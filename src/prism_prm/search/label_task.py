@@ -73,7 +73,7 @@ def label_task(
     """
     out = Path(out)
     keep_inputs(
-        [recipe.task, recipe.task_data, recipe.check, recipe.solutions], [out / "trees.parquet", out / "metrics.json"]
+        [recipe.task, recipe.task_data, recipe.check, recipe.from_search], [out / "trees.parquet", out / "metrics.json"]
     )
     options = (prm_options or PrmOptions()).skipping()
     ray = ray or options.ray
@@ -134,7 +134,7 @@ def label_task(
         noise = None
         with open_workers(recipe.policy, policy) as workers:
             keys = unique_names(problem.text for problem in task.problems)
-            if recipe.solutions:  # a problem occurs once for each of its solutions
+            if recipe.from_search:  # a problem occurs once for each of its solutions
                 own = judge or by_answer(stack.enter_context(TaskGrader(workers=1, sandbox=recipe.sandbox)))
                 misleading = misleading_solutions(recipe, task.problems, own)
                 task = replace(task, problems=tuple(problem for problem, _ in misleading))
@@ -215,7 +215,7 @@ def misleading_solutions(
     recipe: LabelRecipe, problems: Sequence[TaskProblem], judge: Judging
 ) -> list[tuple[TaskProblem, StepTree]]:
     """The solutions of a pool with a wrong answer and a high score, and their problems; equal ones count once."""
-    place = Path(str(recipe.solutions))
+    place = Path(str(recipe.from_search))
     pool = read_pool(place / "pools" if (place / "pools").is_dir() else place)
     known, counts = ProblemIndex(problems), Counter[str]()
     found: dict[tuple[str, tuple[str, ...]], tuple[TaskProblem, StepTree]] = {}

@@ -101,11 +101,11 @@ class LabelRecipe:
     sandbox: Level = "auto"
     """The sandbox for programs: bubblewrap, landlock, the better one that works here (auto), or none, which lets them
     do everything that you can do."""
-    solutions: str | None = None
+    from_search: str | None = None
     """A pool of solutions with scores, or the folder of a `prism search`, instead of sampled solutions: those with a
     wrong answer and a high score are labeled."""
     min_score: Share = 0.5
-    """With solutions: only those are labeled whose worst step has a score above this."""
+    """With from_search: only those are labeled whose worst step has a score above this."""
     second_policy: str | None = None
     """Another policy for a second opinion: only labels that its rollouts confirm are kept."""
     second_model: str | None = None

@@ -202,21 +202,26 @@ async def metrics(request: Request) -> Response:
 @router.get("/v1/models", responses={200: {"model": schemas.ModelsAnswer}})
 async def models(request: Request) -> Response:
     """The served models and their properties."""
-    served: Sequence[ServedModel] = list(request.app.state.engine.models.values())
-    found = [
-        {
-            "id": model.name, "object": "model", "created": request.app.state.started, "owned_by": "prism",
-            "max_model_len": model.scorer.context, "identity": model.identity, "model_hash": model.model_hash,
-            "outputs": list(model.scorer.outputs), "aggregator": model.aggregator, "threshold": model.threshold,
-            "calibration": model.calibration,
-            "segmenter": model.segmenter, "thinking": model.thinking,
-        }
-        for model in served
-    ]  # fmt: skip
-    searches = request.app.state.engine.searches
-    cards = searches.cards() if searches is not None and served else []
-    created = {"created": request.app.state.started}
-    return _json({"object": "list", "data": [*found, *(card | created for card in cards)]})
+    return _json({"object": "list", "data": _cards(request)})
+
+
+@router.get("/v1/models/{name:path}", responses={
+    200: {"model": schemas.ServedCard | schemas.SearchCard},
+    404: {"model": schemas.ErrorAnswer, "description": "no such model"},
+})  # fmt: skip
+async def retrieve_model(name: str, request: Request) -> Response:
+    """One model; it may have another n than those listed, such as my-policy@beam-8."""
+    await ready(request)  # while models load, it is unknown whether this one exists
+    engine: ServeEngine = request.app.state.engine
+    cards = {card["id"]: card for card in _cards(request)}
+    if name in cards:
+        return _json(cards[name])
+    if engine.searches is None:
+        raise RefusedError(404, f"The model {name[:100]!r} does not exist. Models: {', '.join(cards)}.")
+    try:
+        return _json(engine.searches.card(name) | {"created": request.app.state.started})
+    except DataError as error:
+        raise RefusedError(404, str(error)) from None
 
 
 @router.post("/pooling", **_described(schemas.PoolingAnswer))
@@ -339,6 +344,24 @@ def _documents(request: Request) -> dict[str, Document]:
     own: dict[str, Document] = {} if searches is None else searches.documents(request.scope["owner"])
     cache: DocumentCache = request.app.state.cache
     return own | cache.documents()
+
+
+def _cards(request: Request) -> list[dict[str, Any]]:
+    """The models as /v1/models lists them; none while they load."""
+    served: Sequence[ServedModel] = list(request.app.state.engine.models.values())
+    found = [
+        {
+            "id": model.name, "object": "model", "created": request.app.state.started, "owned_by": "prism",
+            "max_model_len": model.scorer.context, "identity": model.identity, "model_hash": model.model_hash,
+            "outputs": list(model.scorer.outputs), "aggregator": model.aggregator, "threshold": model.threshold,
+            "calibration": model.calibration, "segmenter": model.segmenter, "thinking": model.thinking,
+        }
+        for model in served
+    ]  # fmt: skip
+    searches = request.app.state.engine.searches
+    cards = searches.cards() if searches is not None and served else []
+    created = {"created": request.app.state.started}
+    return [*found, *(card | created for card in cards)]
 
 
 def _model(request: Request, name: str | None) -> ServedModel:

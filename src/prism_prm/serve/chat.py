@@ -79,9 +79,11 @@ def read_request(body: schemas.ChatRequest, searches: Searches) -> tuple[ChatSea
     if body.n > most:
         raise DataError(f"n = {body.n:,}, but {rule}-{settings.n} finds at most {most} solutions.")
     roles = ["system" if message.role == "developer" else message.role for message in body.messages]
-    if roles not in (["user"], ["system", "user"]):
+    has_system = roles[:1] == ["system"]
+    if roles[-1:] != ["user"] or "system" in roles[1:]:
         raise DataError(
-            f"A search takes one user turn, perhaps after a system's; got {', '.join(roles)[:200] or 'no turns'}."
+            "A search takes turns of user and assistant that end with the user's, perhaps after a system's; got "
+            f"{', '.join(roles)[:200] or 'no turns'}."
         )
     sampling = settings.sampling
     ignored = [name[:40] for name, value in (body.model_extra or {}).items() if value is not None][:MAX_NAMED]
@@ -94,11 +96,11 @@ def read_request(body: schemas.ChatRequest, searches: Searches) -> tuple[ChatSea
         if (value := getattr(body, name)) is not None:
             sampling = replace(sampling, **{name: value})
     settings = replace(settings, sampling=sampling, seed=settings.seed if body.seed is None else body.seed)
-    system = body.messages[0].text if len(roles) > 1 else None
-    problem = body.messages[-1].text
-    if not problem.strip():
+    system = body.messages[0].text if has_system else None
+    turns = [(role, message.text) for role, message in zip(roles, body.messages, strict=True)][has_system:]
+    if not turns[-1][1].strip():
         raise DataError("The user's turn is empty.")
-    return ChatSearch(body.model, rule, prm, problem, system, settings), warnings
+    return ChatSearch(body.model, rule, prm, system, tuple(turns), settings), warnings
 
 
 def _extension(ask: ChatSearch, found: Searched) -> dict[str, Any]:

@@ -57,6 +57,13 @@ class TextPart(BaseModel):
     type: Literal["text"]
     text: String
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, given: Any) -> Any:
+        if isinstance(given, dict) and (kind := given.get("type")) != "text":
+            raise ValueError(f"only text is read, not a part of type {str(kind)[:40]!r}")
+        return given
+
 
 class PoolingRequest(BaseModel):
     """vLLM's request: `messages`, or `input` with texts or token ids. Other fields are ignored."""
@@ -218,6 +225,8 @@ class ServedCard(BaseModel):
     aggregator: str
     threshold: float
     calibration: dict[str, Any] | None = Field(None, description="What `prism calibrate` chose, with the data it used.")
+    segmenter: str = Field(description="How solutions are cut into steps.")
+    thinking: str = Field(description="What becomes of thinking steps.")
 
 
 class SearchCard(BaseModel):
@@ -252,7 +261,9 @@ class ChatRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     model: String = Field(description="POLICY@RULE-N, such as my-policy@beam-16, perhaps with ?aggregator=min&prm=NAME")
-    messages: Many[Message] = Field(description="One user turn, perhaps after a system's.")
+    messages: Many[Message] = Field(
+        description="Turns of user and assistant that end with the user's, perhaps after a system's."
+    )
     n: int = Field(1, ge=1, description="How many answers: the chosen one, then the others by score.")
     max_tokens: int | None = Field(None, ge=1, description="The most tokens of one solution.")
     max_completion_tokens: int | None = Field(None, ge=1, description="The same.")

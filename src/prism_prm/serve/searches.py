@@ -32,11 +32,12 @@ from prism_prm.backends.policy import (
     StepRequest,
     StoppablePolicy,
     Written,
+    has_chat_template,
     open_policy,
     render,
     split_name,
 )
-from prism_prm.errors import ConfigError, DataError, PrismError
+from prism_prm.errors import ConfigError, DataError, ModelError, PrismError
 from prism_prm.grading.extract import extract_answer
 from prism_prm.grading.graders import Judge
 from prism_prm.models.prm import PRM
@@ -86,9 +87,17 @@ class ChatSearch:
     """The model's name, as the client wrote it."""
     rule: str
     prm: str
-    problem: str
     system: str | None
+    turns: tuple[tuple[str, str], ...]
+    """(role, text) of the other turns; the last is the user's."""
     settings: SearchSettings
+
+    @property
+    def problem(self) -> str:
+        """What the PRM reads, and what random keys depend on: the only turn's text, or all turns with their roles."""
+        if len(self.turns) == 1:
+            return self.turns[0][1]
+        return "\n\n".join(f"{role.capitalize()}: {text}" for role, text in self.turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +217,16 @@ class Searches:
 
     def cards(self) -> list[dict[str, Any]]:
         """The models for /v1/models, at the default n; others work, too."""
-        return [
-            {"id": f"{self.name}@{rule}-{self.search.n}", "object": "model", "owned_by": OWNER, "method": method,
-             "select": select, "n": self.search.n, "prm": next(iter(self.prms))}
-            for rule, (method, select) in RULES.items()
-        ]  # fmt: skip
+        n = min(self.search.n, self.settings.max_n)
+        return [self.card(f"{self.name}@{rule}-{n}") for rule in RULES]
+
+    def card(self, name: str) -> dict[str, Any]:
+        """One model for /v1/models; DataError if there is no such model."""
+        rule, prm, settings = self.read_name(name)
+        return {
+            "id": name, "object": "model", "owned_by": OWNER, "method": settings.method, "select": RULES[rule][1],
+            "n": settings.n, "prm": prm,
+        }  # fmt: skip
 
     def read_name(self, name: str) -> tuple[str, str, SearchSettings]:
         """(rule, PRM, settings) of a model's name; DataError if there is no such model."""
@@ -291,8 +305,8 @@ class Searches:
     def _run(self, ask: ChatSearch, owner: Hashable, check: Callable[[], None]) -> Searched:
         check()
         assert self._policy is not None, "the policy is open"
-        policy = _Policy(self._policy, ask.system, self._policy_turn, check)
-        prompt_tokens = policy.count_prompt(ask.problem)
+        policy = _Policy(self._policy, ask, self._policy_turn, check)
+        prompt_tokens = policy.count_prompt()
         settings, started = ask.settings, time.monotonic()
         engine = SearchEngine(policy, self.prms[ask.prm], settings, at_once=1, turn=self._turn)
         seen, result, num_rounds = RecordedSearch(ask.problem), None, 0
@@ -354,12 +368,12 @@ class Searches:
 
 
 class _Policy:
-    """The policy as one search sees it: with the client's system turn, and stopped when the client is gone."""
+    """The policy as one search sees it: with the client's turns, and stopped when the client is gone."""
 
     def __init__(
-        self, policy: StoppablePolicy, system: str | None, turn: threading.Lock, check: Callable[[], None]
+        self, policy: StoppablePolicy, ask: ChatSearch, turn: threading.Lock, check: Callable[[], None]
     ) -> None:
-        self.policy, self.system, self.check = policy, system, check
+        self.policy, self.ask, self.check = policy, ask, check
         self.name, self.has_log_likelihood = policy.name, policy.has_log_likelihood
         self.context: int | None = getattr(policy, "context", None)
         self.turn = turn if self.context is not None else None
@@ -372,14 +386,24 @@ class _Policy:
         """Do nothing: other searches use the policy."""
 
     def prompt(self, problem: str) -> str:
-        if self.system is None:
+        system, (*earlier, (_, question)) = self.ask.system, self.ask.turns
+        if system is None and not earlier:
             return self.policy.prompt(problem)
-        prompting = replace(self.policy.prompting, system=self.system)  # type: ignore[attr-defined]
-        return render(problem, prompting, self.policy.tokenizer)  # type: ignore[attr-defined]
+        prompting, tokenizer = self.policy.prompting, self.policy.tokenizer  # type: ignore[attr-defined]
+        if earlier and not has_chat_template(prompting, tokenizer):
+            raise DataError(
+                f"The policy has no chat template, so it takes one user turn, perhaps after a system's; got "
+                f"{len(self.ask.turns)} turns. Send them as one text."
+            )
+        prompting = prompting if system is None else replace(prompting, system=system)
+        try:
+            return render(question, prompting, tokenizer, earlier)
+        except ModelError as error:
+            raise DataError(f"The policy's chat template does not take these turns: {error.__cause__}") from None
 
-    def count_prompt(self, problem: str) -> int:
+    def count_prompt(self) -> int:
         """The tokens of the prompt (estimated without a tokenizer); DataError if they fill the policy's context."""
-        text, tokenizer = self.prompt(problem), getattr(self.policy, "tokenizer", None)
+        text, tokenizer = self.prompt(self.ask.problem), getattr(self.policy, "tokenizer", None)
         count = max(1, len(text) // 4) if tokenizer is None else len(tokenizer(text)["input_ids"])
         if self.context is not None and count >= self.context:
             raise DataError(
