@@ -111,7 +111,7 @@ def tiny_lm(once: Once) -> Callable[..., Path]:
     from tiny import language_model
 
     def make(kind: str, **settings: Any) -> Path:
-        name = "-".join([kind, *(f"{key}={value}" for key, value in settings.items())])
+        name = "-".join([kind, *(f"{key}-{value}" for key, value in settings.items())])
         return once(name, lambda folder: language_model(kind, folder, **settings))
 
     return make
