@@ -59,6 +59,15 @@ def _lock(part: Path) -> Iterator[bool]:
         os.close(opened)
 
 
+@contextlib.contextmanager
+def waiting_lock(path: Path) -> Iterator[None]:
+    """Hold a lock file, after waiting for a process that holds it; without waiting, if the system has no locks."""
+    with path.open("w") as lock:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 _CANNOT_WRITE = {
     errno.ENOSPC: "free some space there", errno.EDQUOT: "free some space there", errno.EFBIG: "free some space there",
     errno.EACCES: "change the permissions, or name another place",

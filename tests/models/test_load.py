@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from prism_prm import PrismError, init_prm, load_prm
 from prism_prm.backends.hf import load_hf
 from prism_prm.lab.world.build import load_policy
-from tiny import gguf_model
+from prism_prm.models import load_lm
+from prism_prm.plan.skeleton import load_skeleton
+from prism_prm.rl.train_policy import load_tokenizer_of
+from tiny import CORPUS, gguf_model
 
 PROBLEM, STEPS = "What is 1 + 2?", ["x = 1", "then x + 2 = 3", "done"]
 Q_PROJ = "layers.1.self_attn.q_proj.weight"
@@ -28,6 +33,10 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
     "world": load_policy,
 }
 """Every way to load a language model."""
+
+
+def never(*_: object, **__: object) -> Any:
+    raise AssertionError("the file is read again")
 
 
 def changed(folder: Path, to: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
@@ -162,6 +171,65 @@ def test_gguf_is_complete(tmp_path: Path, with_output: bool) -> None:
     for opener in (load_hf, lambda folder: init_prm(folder, family=family)):
         with pytest.raises(PrismError, match=rf"1 weight is missing \((model\.)?{Q_PROJ}\)"):
             opener(tmp_path / "cut")
+
+
+def test_gguf_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    """Whatever loads it: a policy, a new PRM, a plan, a tokenizer. A changed file is converted again, in its place."""
+    folder, users = tmp_path / "model", tmp_path / "users"
+    expected = gguf_model(folder)
+    converted = folder / "model.gguf.converted"
+    load_tokenizer_of(str(folder))
+    assert [path.name for path in converted.glob("*/*")] == ["tokenizer"], "weights are not needed yet"
+    state = load_hf(folder, dtype="float32").model.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in expected.items())
+    assert sum("converting its" in note for note in said) == 2
+    original = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.modeling_gguf_pytorch_utils.load_gguf_checkpoint", never)
+        patch.setattr("prism_prm.models.gguf_files.hashlib.file_digest", never)
+        policy, prm = load_hf(folder, dtype="float32"), init_prm(folder, family="token-classification", dtype="float64")
+        texts = [*CORPUS, "<|im_start|>x<|im_end|> 12345", " a\n\n\nb  1+1=2'll", "\u4e2d"]
+        for one in (policy, prm):
+            assert one.tokenizer(texts)["input_ids"] == original(texts)["input_ids"]
+        assert (policy.model.dtype, prm.module.backbone.dtype) == (torch.float32, torch.float64)
+        assert load_hf(folder, dtype="auto").model.dtype == torch.bfloat16
+        assert load_skeleton(str(folder), fresh=True, family="token-classification").sizes.layers == 2
+
+    (before,) = (path for path in converted.iterdir() if path.is_dir())
+    os.utime(folder / "model.gguf")
+    load_hf(folder)
+    assert before.is_dir(), "the time alone does not count"
+    (folder / "model.gguf").write_bytes((folder / "model.gguf").read_bytes() + b"\0")
+    load_hf(folder)
+    (after,) = (path for path in converted.iterdir() if path.is_dir())
+    assert after != before
+
+    shutil.rmtree(converted)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(users))
+    monkeypatch.setattr("prism_prm.models.gguf_files.os.access", lambda *_: False)
+    load_hf(folder)
+    assert not converted.exists()
+    assert len(list(users.glob("prism-prm/gguf/*/*/model/config.json"))) == 1
+
+
+def test_a_gguf_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf_model(tmp_path / "model")
+    real = load_lm.load_checked
+
+    def changes(*arguments: Any, **options: Any) -> Any:
+        model = real(*arguments, **options)
+        os.utime(tmp_path / "model" / "model.gguf")
+        with (tmp_path / "model" / "model.gguf").open("ab") as file:
+            file.write(b"\0")
+        return model
+
+    with monkeypatch.context() as patch:
+        patch.setattr(load_lm, "load_checked", changes)
+        with pytest.raises(PrismError, match=r"model.gguf: changed while it was converted; load it again"):
+            load_hf(tmp_path / "model")
+    assert not list(tmp_path.rglob("*.safetensors"))
+    load_hf(tmp_path / "model")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import logging
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +19,17 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from prism_prm.errors import ConfigError, MissingExtraError, ModelError, is_out_of_memory
-from prism_prm.models.model_files import ADAPTER_FILE, ModelFiles, check_pickled, is_adapter, load_tokenizer, readable
+from prism_prm.errors import ConfigError, ModelError, is_out_of_memory
+from prism_prm.models.gguf_files import converted, find_gguf
+from prism_prm.models.model_files import (
+    ADAPTER_FILE,
+    ModelFiles,
+    check_pickled,
+    is_adapter,
+    load_tokenizer,
+    plain_folder,
+    readable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -103,16 +113,16 @@ def language_model(
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
+    if (gguf := find_gguf(folder)) is not None:
+        with_tokenizer = plain_folder(folder)
+        folder = converted(gguf, "model", lambda made: _convert_gguf(gguf, with_tokenizer, made))
+        dtype = torch.bfloat16 if dtype == "auto" else dtype
     kind, what = (AutoModelForCausalLM, "language model") if output_layer else (AutoModel, "backbone")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": kernel, "unread": None if other_heads else ()}
     files = ModelFiles(folder)
-    gguf = sorted(folder.glob("*.gguf"))
-    if gguf and not (folder / "config.json").exists():
-        model, tokenizer = _from_gguf(kind, folder, gguf, options)
-    else:
-        check_pickled(folder, allow_pickle=allow_pickle)
-        options["use_safetensors"] = not allow_pickle or None
-        model, tokenizer = load_checked(kind, folder, what, **options), load_tokenizer(folder)
+    check_pickled(folder, allow_pickle=allow_pickle)
+    options["use_safetensors"] = not allow_pickle or None
+    model, tokenizer = load_checked(kind, folder, what, **options), load_tokenizer(folder)
     own_weights(model, device)
     files.check_loaded()
     return model, tokenizer
@@ -130,24 +140,18 @@ def own_weights(model: nn.Module, device: torch.device | None) -> None:
             tensor.data = tensor.data.clone()
 
 
-def _from_gguf(kind: Any, folder: Path, files: Sequence[Path], options: dict[str, Any]) -> tuple[Any, Any]:
-    """Load a GGUF file and copy it into a fresh model: transformers refuses to save models read from GGUF."""
-    if len(files) > 1:
-        raise ModelError(f"{folder}: GGUF files {', '.join(f.name for f in files)}; leave one of them in the folder")
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("gguf", "gguf") from None
-    if options["dtype"] == "auto":
-        options["dtype"] = torch.bfloat16
-    name = files[0].name
-    loaded = load_checked(kind, folder, name, gguf_file=name, **options)
-    with quiet_transformers():
-        tokenizer = load_tokenizer(folder, gguf_file=name)
-    vars(loaded.config).pop("quantization_config", None)
-    fresh = kind.from_config(loaded.config, attn_implementation=options["attn_implementation"]).to(options["dtype"])
-    fresh.load_state_dict(loaded.state_dict())
-    return fresh, tokenizer
+def _convert_gguf(file: Path, with_tokenizer: Path, folder: Path) -> None:
+    """Write the language model of a GGUF file, in 32 bits, as an ordinary model folder."""
+    from huggingface_hub import save_torch_state_dict
+    from transformers import AutoModelForCausalLM
+
+    shutil.copytree(with_tokenizer, folder, dirs_exist_ok=True)
+    model = load_checked(AutoModelForCausalLM, file.parent, file.name, gguf_file=file.name, dtype=torch.float32)
+    is_tied = model.config.tie_word_embeddings
+    state = {key: value for key, value in model.state_dict().items() if not (is_tied and key.startswith(OUTPUT_LAYER))}
+    save_torch_state_dict(state, folder)
+    vars(model.config).pop("quantization_config", None)
+    model.config.save_pretrained(folder)
 
 
 def load_checked(kind: Any, folder: Path, what: str, *, unread: Collection[str] | None = (), **options: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from prism_prm.errors import DataError, ModelError, PrismError, first_sentence
 from prism_prm.file_types import read_json
+from prism_prm.models.gguf_files import converted, find_gguf
 from prism_prm.paths import is_hub_id, nearest, no_connection
 
 ADAPTER_FILE = "adapter_config.json"
@@ -30,7 +31,7 @@ class ModelFiles:
 
     def add(self, folder: Path) -> None:
         """Add the files of another folder, such as an adapter's."""
-        for pattern in (*_WANTED, *_PICKLED, "*.gguf"):
+        for pattern in (*_WANTED, *_PICKLED):
             self._states |= {path: _file_state(path) for path in folder.glob(pattern)}
 
     def changed(self) -> list[Path]:
@@ -118,6 +119,25 @@ def config_folder(name: str, *, needs_config: bool = True) -> Path:
     if needs_config and not (folder / CONFIG_FILE).exists() and not any(folder.glob("*.gguf")):
         raise ModelError(f"{folder}: no {CONFIG_FILE}, so this is not a model folder")
     return folder
+
+
+def plain_folder(folder: Path) -> Path:
+    """Return a folder with the model's config and tokenizer: its own, or what its GGUF file was converted to."""
+    gguf = find_gguf(folder)
+    if gguf is None:
+        return folder
+
+    def convert(made: Path) -> None:
+        from transformers import AutoConfig
+
+        with readable(folder, gguf.name):
+            AutoConfig.from_pretrained(folder, gguf_file=gguf.name).save_pretrained(made)
+            load_tokenizer(folder, gguf_file=gguf.name).save_pretrained(made)
+        # The model's own tokenizer class would replace how the file's tokenizer normalizes and splits text.
+        settings = {**read_json(made / "tokenizer_config.json"), "tokenizer_class": "PreTrainedTokenizerFast"}
+        (made / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+
+    return converted(gguf, "tokenizer", convert)
 
 
 def _download(name: str, patterns: list[str]) -> Path:

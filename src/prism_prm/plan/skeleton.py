@@ -25,7 +25,7 @@ from prism_prm.models.attention import BLOCK, FLEX_BLOCK, check_attention
 from prism_prm.models.card import find_card
 from prism_prm.models.families import find_family
 from prism_prm.models.families.base import Family
-from prism_prm.models.model_files import CONFIG_FILE, config_folder, load_tokenizer, readable
+from prism_prm.models.model_files import CONFIG_FILE, config_folder, load_tokenizer, plain_folder, readable
 from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import Row, encode_tree
 from prism_prm.models.prm import batches_of, fit_all, rows_of
@@ -128,9 +128,8 @@ def _load_config(name: str, stand_in: StandIn, attn: str) -> tuple[Path | None, 
             f"{error} To plan without it, --set plan.config=FOLDER (with its config.json) or plan.config=NAME, and "
             f"plan.tokenizer=FOLDER to count tokens; names: {', '.join(SIZES)}."
         ) from None
-    gguf = _gguf_options(folder)
-    with readable(folder, gguf.get("gguf_file", CONFIG_FILE)):
-        config = AutoConfig.from_pretrained(folder, attn_implementation=kernel, **gguf)
+    with readable(folder, CONFIG_FILE):
+        config = AutoConfig.from_pretrained(plain_folder(folder), attn_implementation=kernel)
     return folder, config, (f"config of {stand_in.config}",) if stand_in.config else ()
 
 
@@ -146,13 +145,7 @@ def _load_tokenizer(name: str, folder: Path | None, stand_in: StandIn) -> tuple[
             raise ConfigError(
                 f"{name}: no tokenizer to count tokens with; name one with --set plan.tokenizer=FOLDER"
             ) from None
-    return load_tokenizer(folder, **_gguf_options(folder)), notes
-
-
-def _gguf_options(folder: Path) -> dict[str, Any]:
-    """The options of transformers for a model that is a GGUF file."""
-    files = [] if (folder / CONFIG_FILE).exists() else sorted(folder.glob("*.gguf"))
-    return {"gguf_file": files[0].name} if files else {}
+    return load_tokenizer(plain_folder(folder)), notes
 
 
 def sizes_of(backbone: Any, head: nn.Module) -> ModelSizes:

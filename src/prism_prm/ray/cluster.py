@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
-from prism_prm.files import atomic_folder, writing
+from prism_prm.files import atomic_folder, waiting_lock, writing
 from prism_prm.ray import LOCAL, RaySettings
 
 
@@ -189,8 +189,6 @@ def pack(ray: Any, folder: str) -> FolderCopy:
 
 def unpack(copy: FolderCopy) -> str:
     """Write the copy to a folder of this node; the first worker writes it, and all workers of the node share it."""
-    import fcntl
-
     import ray
 
     cache = Path(tempfile.gettempdir()) / f"prism-prm-{os.getuid()}"
@@ -199,8 +197,7 @@ def unpack(copy: FolderCopy) -> str:
     if cache.stat().st_uid != os.getuid():
         raise PrismError(f"{cache} belongs to another user; remove it, or set TMPDIR")
     folder = cache / copy.content
-    with (cache / f".{copy.content}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # waits while another worker writes; held until the file is closed
+    with waiting_lock(cache / f".{copy.content}.lock"):
         if not folder.is_dir():
             with atomic_folder(folder) as partial:
                 for name, refs in copy.files:
