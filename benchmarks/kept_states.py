@@ -1,11 +1,11 @@
-"""Train with frozen lower layers: their activations cached on disk, against computed in every pass.
+"""Train with frozen layers: their activations cached on disk, against computed in every pass.
 
-Both train the same upper layers of the same PRM on the same updates of real PRM800K pairs, so their losses agree up to
-rounding, which is checked. The peer is our own training with `frozen_layers` and no cache. Filling the cache is timed
-separately, since it happens once for all epochs, objectives and seeds.
+Both train the same upper layers of the same PRM (with all layers frozen, its head) on the same updates of real PRM800K
+pairs, so their losses agree up to rounding, which is checked. The peer is our own training with `frozen_layers` and no
+cache. Filling the cache is timed separately, since it happens once for all epochs, objectives and seeds.
 
 Run: PRISM_DATA=… python benchmarks/kept_states.py --prm FOLDER [--frozen 18] [--trajectories 8] [--updates 4]
-     (FOLDER: a PRM; by default a small random one)
+     (FOLDER: a PRM; by default a small random one with 12 layers, all but one of them frozen)
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from _real_trees import real_trees, small_prm
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from pair_training import make_round, real_examples
 from prism_prm import PRM
+from prism_prm.console import Console, shown_on
 from prism_prm.data.pair_examples import Examples
 from prism_prm.models.lower_cache import CacheSettings, LowerCache
-from prism_prm.train.batches import batch_maker
+from prism_prm.train.batches import KeptReads, batch_maker
 from prism_prm.train.margins import fill_cache
 from prism_prm.train.model import prepare
 from prism_prm.train.recipe import HardwareSettings
@@ -39,6 +40,8 @@ def train(prm: PRM, examples: Examples, frozen: int, updates: int, cache: Path |
     work = make_round(fresh, examples, "tree", 16, updates)
     work.model = prepare(fresh.module, HardwareSettings(frozen_layers=frozen), seed=0)
     work.make_batch = batch_maker(fresh.module, work.settings.microbatch_tokens, fresh.cache)
+    if fresh.cache is not None:
+        work.kept_reads = KeptReads.of(fresh.cache, work.examples, fresh.family, work.limits)
     losses: list[float] = []
     work.on_update = lambda line: losses.append(line["loss"])
     work.run(Accelerator(cpu=True))
@@ -66,7 +69,8 @@ def main() -> None:
         filling = copy.deepcopy(prm)
         filling.cache = LowerCache(filling.module, CacheSettings(folder, frozen))
         started = time.perf_counter()
-        fill_cache(filling, examples)
+        with shown_on(Console(print)):
+            fill_cache(filling, examples)
         size = sum(path.stat().st_size for path in filling.cache.folder.iterdir())
         print(f"filling the cache: {time.perf_counter() - started:.1f} s, {size / 1e6:.0f} MB")
         plain = train(prm, examples, frozen, arguments.updates, None)

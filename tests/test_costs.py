@@ -108,15 +108,17 @@ def test_a_fused_kernel_computes_the_scores_of_attention_again(tiny_lm: Callable
     assert training_flops(sizes, batch, Setup(kernel="blocks")) == everything
 
 
-@pytest.mark.parametrize("how", SETUPS)
+@pytest.mark.parametrize("hardware", [*SETUPS.values(), HardwareSettings(frozen_layers=2)], ids=[*SETUPS, "head"])
 @pytest.mark.parametrize(("kind", "family"), [("qwen2", "qwen"), ("llama", "rlhflow")])
-def test_parameters_are_those_of_the_model(how: str, kind: str, family: str, tiny_lm: Callable[..., Path]) -> None:
+def test_parameters_are_those_of_the_model(
+    hardware: HardwareSettings, kind: str, family: str, tiny_lm: Callable[..., Path]
+) -> None:
     prm = init_prm(tiny_lm(kind), family=family, dtype="float32", device="cpu")
     sizes = sizes_of(prm.module.backbone, prm.module.head)
     assert sizes.parameters == sum(parameter.numel() for parameter in prm.module.parameters())
-    trained, held = count_parameters(prepare(prm.module, SETUPS[how], 0))
-    assert trained_parameters(sizes, setup_of(SETUPS[how])) == trained
-    assert held_parameters(sizes, setup_of(SETUPS[how])) == held
+    trained, held = count_parameters(prepare(prm.module, hardware, 0))
+    assert trained_parameters(sizes, setup_of(hardware)) == trained
+    assert held_parameters(sizes, setup_of(hardware)) == held
 
 
 def test_operations_by_hand() -> None:

@@ -206,6 +206,7 @@ def gguf_model(folder: Path, *, without: str = "") -> dict[str, torch.Tensor]:
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(len(tokenizer))
     writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
     writer.add_token_merges([" ".join(pair) for pair in definition["merges"]])
     writer.add_eos_token_id(tokenizer.eos_token_id)

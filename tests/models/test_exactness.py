@@ -126,6 +126,19 @@ def test_any_layout(
             assert found[i, node] == pytest.approx(score, abs=1e-9)
 
 
+def test_a_path_beyond_the_budget_is_laid_out_once(tiny_prm: Callable[..., Any]) -> None:
+    """Steps after the budget do not repeat the path before them, each in a row of its own."""
+    prm = tiny_prm("token-classification", "mistral")
+    trunk = [Step(f"then {i} more") for i in range(40)]
+    wrong = [Step(f"then {i} less") for i in range(40)]
+    tree = StepTree(0, "a long way", (*trunk, *wrong), (ROOT, *range(39), ROOT, *range(39)), tuple(range(40)))
+    encoded = prm.encode_tree(tree)
+    longest = max(encoded.path_tokens(node) for node in range(80))
+    rows = pack([encoded], longest // 4)
+    assert len(rows) <= 8  # each takes half of the positions that are left
+    assert max(map(len, rows)) <= longest + 10  # up to the end of the step that is read
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "mistral"])
 @pytest.mark.parametrize("block", [0, 16])
 def test_gradients_equal_those_of_separate_sequences(tiny_prm: Callable[..., Any], kind: str, block: int) -> None:

@@ -26,10 +26,10 @@ from tiny import FAMILY_MODELS
 Tiny = Callable[..., Any]
 
 
-def cached(prm: PRM, folder: Path, gigabytes: float = 1.0) -> PRM:
-    """A PRM of the same weights that keeps what its lowest layer makes of texts."""
+def cached(prm: PRM, folder: Path, gigabytes: float = 1.0, *, layers: int = 1, bf16: bool = False) -> PRM:
+    """A PRM of the same weights that caches what its lowest layer, or all of them, make of texts."""
     other = copy.deepcopy(prm)
-    other.cache = LowerCache(other.module, CacheSettings(folder, 1, gigabytes))
+    other.cache = LowerCache(other.module, CacheSettings(folder, layers, gigabytes, bf16))
     return other
 
 
@@ -42,18 +42,53 @@ def assert_same_scores(one: PRM, other: PRM, *trees: Any) -> None:
         np.testing.assert_allclose(a.log_odds_NO, b.log_odds_NO, atol=1e-9)
 
 
+@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("family", "kind"), FAMILY_MODELS)
-def test_scores_are_those_of_the_whole_model(tmp_path: Path, tiny_prm: Tiny, family: str, kind: str) -> None:
+def test_scores_are_those_of_the_whole_model(
+    tmp_path: Path, tiny_prm: Tiny, family: str, kind: str, layers: int
+) -> None:
     prm = tiny_prm(family, kind)
-    other = cached(prm, tmp_path)
+    other = cached(prm, tmp_path, layers=layers)
     more = COMB.with_leaves([(2, Step("done")), (-1, Step("x = 12"))])
     for tree in (COMB, more):
         assert_same_scores(prm, other, tree)
     other.module.lower = never  # type: ignore[method-assign]
     assert_same_scores(prm, other, more, COMB)
-    again = cached(prm, tmp_path)
+    again = cached(prm, tmp_path, layers=layers)
     again.module.lower = never  # type: ignore[method-assign]
+    if layers == 2:
+        again.module.backbone.forward = never
     assert_same_scores(prm, again, COMB)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bf16", "tolerance"), [("float64", False, 1e-9), ("float32", False, 1e-5), ("float32", True, 0.05)]
+)
+def test_states_of_all_layers_are_kept_only_where_they_are_read(
+    tmp_path: Path, tiny_prm: Tiny, dtype: str, bf16: bool, tolerance: float
+) -> None:
+    """The storage is one state per step; with bf16 it has 16 bits, and scores differ by what they round."""
+    prm = tiny_prm("qwen", "qwen2", dtype)
+    expected = prm.score_trees([COMB])[0].log_odds_NO
+    for layers in (1, 2):
+        other = cached(prm, tmp_path, layers=layers, bf16=bf16)
+        for _ in range(2):  # computed, then read from the cache
+            found = other.score_trees([COMB])[0].log_odds_NO
+            np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * max(1, np.abs(expected).max()))
+    assert other.cache is not None
+    (states,) = other.cache._shards
+    assert states.shape == (len(COMB.nodes), prm.module.config.hidden_size)
+    assert states.dtype == (torch.bfloat16 if bf16 else getattr(torch, dtype))
+    assert not states.untyped_storage().resizable(), "memory-mapped"
+
+
+def test_the_last_norm_counts_if_all_layers_are_frozen(tmp_path: Path, tiny_prm: Tiny) -> None:
+    prm = tiny_prm("qwen", "qwen2")
+    other = copy.deepcopy(prm)
+    with torch.no_grad():
+        other.module.get_parameter("model.norm.weight").mul_(2)
+    folders = {cached(one, tmp_path, layers=layers).cache.folder for one in (prm, other) for layers in (1, 2)}  # type: ignore[union-attr]
+    assert len(folders) == 3
 
 
 def test_every_kind_of_layer_has_its_own_half(tmp_path: Path, tiny_prm: Tiny) -> None:
@@ -191,7 +226,7 @@ def test_shards_of_other_processes_and_other_models_are_seen_while_working(tmp_p
     assert_same_scores(prm, second, chains[0])
     for one in (first, second, foreign):
         assert one.cache is not None
-        one.cache._find_new_shards()
+        one.cache.find_new_shards()
         assert one.cache._bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
 
 
@@ -233,8 +268,11 @@ def test_commands_bound_it(tmp_path: Path, tiny_prm: Tiny, caplog: pytest.LogCap
 
 def test_what_cannot_be_kept(tmp_path: Path, tiny_prm: Tiny) -> None:
     prm = copy.deepcopy(tiny_prm("qwen", "qwen2"))
-    with pytest.raises(ConfigError, match="2 frozen layers: the model has 2 layers, so between 1 and 1 can be frozen"):
-        LowerCache(prm.module, CacheSettings(tmp_path, 2))
+    with pytest.raises(ConfigError, match="3 frozen layers: the model has 2 layers, so between 1 and 2 can be frozen"):
+        LowerCache(prm.module, CacheSettings(tmp_path, 3))
+    language_model = tiny_prm("implicit", "qwen2").module
+    with pytest.raises(ConfigError, match=r"2 frozen layers: the scores of a language model need.*; freeze fewer"):
+        LowerCache(language_model, CacheSettings(tmp_path, 2))
     prm.save(tmp_path / "prm")
     with pytest.raises(ConfigError, match=r"prism.json names no frozen_layers"):
         load_prm(tmp_path / "prm", cache=tmp_path / "cache")

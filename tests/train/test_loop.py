@@ -24,7 +24,7 @@ from prism_prm.models import packing
 from prism_prm.models.lower_cache import CacheSettings, LowerCache
 from prism_prm.models.packing import collate, encode_tree
 from prism_prm.models.prm import PRM
-from prism_prm.train.batches import RowLimits, batch_maker, micro_batches, parts_of_update
+from prism_prm.train.batches import KeptReads, RowLimits, batch_maker, micro_batches, parts_of_update
 from prism_prm.train.loop import NotFiniteError, TrainingRound, dropout_seed
 from prism_prm.train.margins import fill_cache
 from prism_prm.train.model import merge_adapters, prepare
@@ -336,8 +336,18 @@ def test_impossible_settings() -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("lora", [None, Lora(r=2)], ids=["layers", "adapters"])
-def test_kept_states_train_the_same(tmp_path: Path, tiny_prm: Tiny, lora: Lora | None, dropout: float) -> None:
+@pytest.mark.parametrize(
+    "hardware",
+    [
+        HardwareSettings(frozen_layers=1), HardwareSettings(frozen_layers=1, lora=Lora(r=2)),
+        HardwareSettings(frozen_layers=2),
+    ],
+    ids=["layers", "adapters", "head"],
+)  # fmt: skip
+@pytest.mark.parametrize("objective", [Objective(), Objective("listwise", space="log-odds")], ids=["pairs", "prefixes"])
+def test_kept_states_train_the_same(
+    tmp_path: Path, tiny_prm: Tiny, hardware: HardwareSettings, objective: Objective, dropout: float
+) -> None:
     """What frozen layers make of texts may be computed each time or kept: the same losses and weights."""
     examples = random_examples()
     results = []
@@ -346,24 +356,81 @@ def test_kept_states_train_the_same(tmp_path: Path, tiny_prm: Tiny, lora: Lora |
         for layer in prm.module.backbone.layers:
             layer.self_attn.attention_dropout = dropout
         if is_kept:
-            prm.cache = LowerCache(prm.module, CacheSettings(tmp_path / "cache", 1))
+            prm.cache = LowerCache(prm.module, CacheSettings(tmp_path / "cache", hardware.frozen_layers))
             fill_cache(prm, examples)
-        work = a_round(prm, tmp_path, examples, epochs=2)
-        work.model = prepare(prm.module, HardwareSettings(frozen_layers=1, lora=lora), seed=0)
+        work = a_round(prm, tmp_path, examples, objective, epochs=2)
+        work.model = prepare(prm.module, hardware, seed=0)
         work.make_batch = batch_maker(prm.module, 10_000, prm.cache)
+        if prm.cache is not None:
+            work.kept_reads = KeptReads.of(prm.cache, work.examples, prm.family, work.limits)
+            assert (work.kept_reads is not None) == (hardware.frozen_layers == 2)
         lines: list[dict[str, Any]] = []
         work.on_update = lines.append
         start = {name: value.clone() for name, value in prm.module.state_dict().items()}
         with pytest.MonkeyPatch.context() as patch:
             if is_kept:
                 patch.setattr(type(prm.module), "lower", lambda *_: pytest.fail("the frozen layers run again"))
+            if is_kept and hardware.frozen_layers == 2:
+                patch.setattr(type(prm.module), "hidden", lambda *_: pytest.fail("the backbone runs"))
+                patch.setattr("prism_prm.train.loop.parts_of_update", lambda *_: pytest.fail("trees are packed"))
             work.run(Accelerator(cpu=True))
         trained = dict(prm.module.state_dict())
-        assert any(not torch.equal(trained[name], start[name]) for name in start if "layers.1" in name)
+        part = "layers.1" if hardware.frozen_layers == 1 else "score."
+        changed = {name for name in start if not torch.equal(trained[name], start[name])}
+        assert any(part in name for name in changed)
+        assert hardware.frozen_layers == 1 or all(name.startswith("score.") for name in changed)
         results.append(([line["loss"] for line in lines], trained))
     (plain, reference), (kept, weights) = results
     assert kept == pytest.approx(plain, abs=1e-9)
     assert_same(weights, reference, 1e-9)
+
+
+def test_heads_train_the_same_with_a_full_cache(tmp_path: Path, tiny_prm: Tiny) -> None:
+    """Trees are packed again, and states that are not cached are computed each time."""
+    examples, losses = random_examples(), []
+    for gigabytes in (1.0, 3e-6):
+        prm = tiny_copy(tiny_prm)
+        prm.cache = LowerCache(prm.module, CacheSettings(tmp_path / str(gigabytes), 2, gigabytes))
+        fill_cache(prm, examples)
+        assert prm.cache.is_full == (gigabytes < 1)
+        work = a_round(prm, tmp_path, examples)
+        work.model = prepare(prm.module, HardwareSettings(frozen_layers=2), seed=0)
+        work.make_batch = batch_maker(prm.module, 10_000, prm.cache)
+        work.kept_reads = KeptReads.of(prm.cache, work.examples, prm.family, work.limits)
+        assert (work.kept_reads is None) == prm.cache.is_full
+        lines: list[dict[str, Any]] = []
+        work.on_update = lines.append
+        work.run(Accelerator(cpu=True))
+        losses.append([line["loss"] for line in lines])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-9)
+
+
+def test_states_may_be_in_a_table(tmp_path: Path, tiny_prm: Tiny) -> None:
+    """Heads train on states in memory as on those of a cache, whatever the places are."""
+    examples, losses = random_examples(), []
+    for is_table in (False, True):
+        prm = tiny_copy(tiny_prm)
+        prm.cache = LowerCache(prm.module, CacheSettings(tmp_path / "cache", 2))
+        fill_cache(prm, examples)
+        work = a_round(prm, tmp_path, examples)
+        work.model = prepare(prm.module, HardwareSettings(frozen_layers=2), seed=0)
+        kept = KeptReads.of(prm.cache, work.examples, prm.family, work.limits)
+        assert kept is not None
+        if is_table:
+            states_RH = kept.take(kept.places_R2)
+            reads = np.arange(len(states_RH))
+            kept = KeptReads(lambda places_R, table=states_RH: table[places_R], reads, kept.reads_NK)
+        work.kept_reads = kept
+        lines: list[dict[str, Any]] = []
+        work.on_update = lines.append
+        work.run(Accelerator(cpu=True))
+        losses.append([line["loss"] for line in lines])
+    assert losses[1] == losses[0]
+
+
+def test_adapters_need_a_layer_that_is_not_frozen(tiny_prm: Tiny) -> None:
+    with pytest.raises(ConfigError, match=r"frozen_layers = 2 freezes all layers, so none can have adapters; freeze"):
+        prepare(tiny_copy(tiny_prm).module, HardwareSettings(frozen_layers=2, lora=Lora(r=2)), seed=0)
 
 
 @pytest.mark.parametrize("hardware", [HardwareSettings(frozen_layers=1), HardwareSettings(lora=Lora(r=2))])

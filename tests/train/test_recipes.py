@@ -44,6 +44,11 @@ STARTS = {
         f"smollm2-135m{arm}": "runs/smollm2-base/rounds/1_all"
         for arm in ("", "-hybrid", "-log-odds", "-lookahead", "-lookahead-pointwise", "-pairs", "-pairs-pointwise")
     },
+    **{f"qwen2.5-coder-{size.lower()}-base": f"Qwen/Qwen2.5-Coder-{size}-Instruct" for size in ("0.5B", "1.5B")},
+    **{
+        f"qwen2.5-coder-0.5b-pairs{arm}": "runs/coder-base/rounds/1_all"
+        for arm in ("", "-hybrid", "-lookahead", "-pointwise")
+    },
     **{f"ablations/{name}": "Qwen/Qwen2.5-Math-PRM-7B" for name in ABLATIONS},
 }
 """Every recipe, and the model that it starts from."""
@@ -68,7 +73,8 @@ def test_the_page_of_the_paper_names_every_recipe_for_it() -> None:
     assert {name for name in named if not (RECIPES / f"{name}.toml").exists()} <= {"rl/qwen2.5-1.5b-prism"}
     also = "ablations/random-negatives ablations/perturbed-negatives ablations/keep-negative-margins"
     ours = "qwen2.5-math-prm-7b-ours thinkprm-7b-verdict ablations/log-odds ablations/hybrid"
-    papers = {name for name in STARTS if not name.startswith("smollm2")} - {*also.split(), *ours.split()}
+    others = ("smollm2", "qwen2.5-coder")
+    papers = {name for name in STARTS if not name.startswith(others)} - {*also.split(), *ours.split()}
     assert papers <= named
 
 

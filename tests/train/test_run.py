@@ -28,6 +28,7 @@ from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.job import Job, locked
 from prism_prm.models.card import read_card
+from prism_prm.models.lower_cache import CacheSettings, LowerCache
 from prism_prm.train.recipe import Recipe, load_recipe
 from prism_prm.train.train_prm import make_data, train_prm
 
@@ -440,6 +441,71 @@ def test_with_kept_states_a_run_ends_the_same(recipe_file: Path, tmp_path: Path)
     assert prm.cache.folder == folder
     run(recipe_file, tmp_path / "again", *wanted, "objective.space=log-odds")
     assert sorted(folder.iterdir()) == shards, "another objective finds all states"
+
+
+def computed_texts(patch: pytest.MonkeyPatch) -> list[bytes]:
+    """The key of every state that the frozen layers compute from now on."""
+    keys: list[bytes] = []
+    compute = LowerCache._compute
+
+    def watched(cache: LowerCache, needs: Any) -> Any:
+        keys.extend(key for need in needs for _, _, key in need.missing)
+        return compute(cache, needs)
+
+    patch.setattr(LowerCache, "_compute", watched)
+    return keys
+
+
+def test_heads_are_trained_from_kept_states(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    """With all layers frozen, the first run computes the states and others only read them; the result is a PRM."""
+    frozen = ["hardware.frozen_layers=2", "train.lr=1e-2"]
+    run(recipe_file, tmp_path / "plain", *frozen)
+    computed = computed_texts(monkeypatch)
+    kept = run(recipe_file, tmp_path / "kept", *frozen, f"hardware.cache={tmp_path / 'cache'}")
+    assert losses(tmp_path / "kept") == pytest.approx(losses(tmp_path / "plain"), abs=1e-5)
+    lines = [json.loads(line) for line in (tmp_path / "kept" / "log.jsonl").read_text().splitlines()]
+    assert {line["tokens"] for line in lines} == {0}, "no tokens are packed, only heads run"
+    assert len(computed) == len(set(computed)) > 0
+    assert [note.split(":")[0] for note in said if note.endswith("tokens/s")] == ["frozen layers"]
+
+    base, trained = weights(recipe_file.parent / "base"), weights(Path(kept["best"]))
+    assert {name.split(".")[0] for name in base if not torch.equal(base[name], trained[name])} == {"score"}
+    live, cached = load_prm(kept["best"]), load_prm(kept["best"], cache=tmp_path / "cache")
+    assert (live.card.frozen_layers, live.cache) == (2, None)
+    computed.clear()
+    steps = [f"then {number}" for number in range(4)]
+    assert cached.score("problem", steps) == pytest.approx(live.score("problem", steps), abs=1e-5)
+    assert len(computed) == len(steps), "other texts are computed"
+
+    computed.clear()
+    run(recipe_file, tmp_path / "other", *frozen, f"hardware.cache={tmp_path / 'cache'}", "objective.space=log-odds")
+    assert not computed, "another arm finds all states"
+
+
+def test_a_run_that_is_killed_while_the_cache_is_filled_and_one_of_two_processes(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    wanted = ["hardware.frozen_layers=2", f"hardware.cache={cache}", "hardware.score_tokens=400"]
+    words = ["train", recipe_file, *(part for one in wanted for part in ("--set", one)), "--out", tmp_path / "run"]
+    killed = run_killed(words, "prism_prm.models.lower_cache:LowerCache.flush", 4)
+    assert killed.returncode == -signal.SIGKILL
+    prm = load_prm(recipe_file.parent / "base", cache=CacheSettings(cache, 2))
+    assert prm.cache is not None
+    before = set(prm.cache._places)
+    assert len(list(prm.cache.folder.iterdir())) == 3
+    computed = computed_texts(monkeypatch)
+    run(recipe_file, tmp_path / "run", *wanted)
+    assert not before & set(computed), "what is there is not computed again"
+    assert len(computed) == len(set(computed)) > 0
+    two = together(*words[:-1], tmp_path / "two", "--set", f"hardware.cache={tmp_path / 'other'}")
+    assert two.returncode == 0, two.stderr
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "two"), abs=1e-5)
+    other = load_prm(recipe_file.parent / "base", cache=CacheSettings(tmp_path / "other", 2)).cache
+    assert other is not None
+    assert set(other._places) == before | set(computed)
 
 
 def test_weights_that_are_gone_are_noticed(recipe_file: Path, finished: Path, tmp_path: Path, said: list[str]) -> None:

@@ -61,6 +61,8 @@ def columns_before(end_L: Ints) -> Ints:
 class LanguageModule(PrmModule):
     """Call it with a `PackedBatch` to get the log-likelihoods of the steps that it reads."""
 
+    reads_tokens = True
+
     def forward(self, batch: PackedBatch) -> Tensor:
         """Compute the log-likelihood of each read's step, as (R, 1)."""
         value_T, read_T = self.of_tokens(batch, log_probability)

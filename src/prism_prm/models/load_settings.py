@@ -39,9 +39,11 @@ class LoadSettings:
     """What to do with a step whose path exceeds the context: stop (error), score it in a window of the last steps that
     fit (window), or leave it without a score (skip, where offered)."""
     segmenter: str | None = field(default=None, metadata={SHOWN: "the PRM's card"})
-    """How solutions are cut into steps: paragraph, thinking, marker, sentence or tokens; thinking:128 sets a budget."""
+    """How solutions are cut into steps: paragraph, thinking, marker, sentence, tokens or code. thinking:128 and
+    tokens:256 set the number of tokens."""
     thinking: str | None = field(default=None, metadata={SHOWN: "the PRM's card"})
-    """What is done with thinking steps: scored, only context of the response, dropped, or last-N tokens of context."""
+    """What the PRM reads of thinking steps: all, and scores them (scored), all (context), none (dropped), or the last
+    ones of at most N tokens (last-N)."""
     cache: Path | None = None
     """A folder that caches frozen-layer activations. PRMs that share their frozen layers then score faster."""
     cache_gb: NotNegative = 50.0

@@ -1,14 +1,15 @@
-"""A disk cache of frozen-layer activations, so that training and scoring run only the upper layers.
+"""A disk cache of frozen-layer activations, so that training and scoring run only the upper layers, or only the head.
 
 A token's hidden state depends only on its own path, not on the tree, row or batch it is in. So states are cached by
 content: the states of a prompt or step, under its length and the hash of all ids from the start of its path to its end.
-Any work with the same path reuses them: another epoch, another objective, margins, validation, a benchmark.
+Any work with the same path reuses them: another epoch, another objective, margins, validation, a benchmark. If all
+layers are frozen, the head needs only the last states at the read positions, so only these are cached.
 
 States are written in shards, each an atomically written safetensors file; a killed process loses only what it computed
 since its last shard. Several processes may use one folder: each writes its own shards and appends their names to a
 list, so that the others find them without scanning the folder.
 
-Shapes: B rows, L tokens of a row, H hidden size.
+Shapes: B rows, L tokens of a row, R reads, H hidden size.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from prism_prm.errors import DataError
+from prism_prm.arrays import Ints
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import atomic_file
 from prism_prm.models.load_lm import hash_tensors, plain_config
 from prism_prm.models.module import PrmModule, divide
@@ -49,18 +51,31 @@ class CacheSettings:
 
     folder: str | Path
     layers: int
-    """The number of frozen layers, counted from the lowest; the embedding is frozen too."""
+    """The number of frozen layers, counted from the lowest; the embedding is frozen too, and with all layers the last
+    norm."""
     gigabytes: float = 50.0
     """The size limit. When the cache is full, other activations are computed each time; nothing is evicted."""
+    bf16: bool = False
+    """Run the frozen layers in mixed precision and store their activations in bfloat16."""
 
 
 class LowerCache:
     """The cached states of one model's lower layers; `attach` adds them to a batch and computes what is missing."""
 
     def __init__(self, module: PrmModule, settings: CacheSettings) -> None:
-        module.halves = divide(module.backbone, settings.layers)
+        self.reads_only = settings.layers == len(getattr(module.backbone, "layers", ()))
+        """Whether all layers are frozen: only the last states at read positions are cached."""
+        if self.reads_only and module.reads_tokens:
+            raise ConfigError(
+                f"{settings.layers} frozen layers: the scores of a language model need its last states at all tokens, "
+                f"and with all layers frozen only those at read positions are cached; freeze fewer layers."
+            )
+        if not self.reads_only:
+            module.halves = divide(module.backbone, settings.layers)
         self.module = module
-        self.folder = Path(settings.folder) / f"{settings.layers}-layers-{hash_lower(module, settings.layers)[:16]}"
+        self.dtype = torch.bfloat16 if settings.bf16 else module.backbone.dtype
+        name = f"{settings.layers}-layers-{'bf16-' * settings.bf16}{hash_lower(module, settings.layers)[:16]}"
+        self.folder = Path(settings.folder) / name
         """Other weights, dtypes and numbers of layers have other folders."""
         self.settings = settings
         self.room = int(settings.gigabytes * 1e9)
@@ -70,7 +85,8 @@ class LowerCache:
         self._known: set[Path] = set()
         self._list_bytes = 0
         """The number of bytes of the list that have been read."""
-        self._shards: list[Any] = []
+        self._shards: list[Tensor] = []
+        """The states of each shard, memory-mapped."""
         self._places: dict[bytes, tuple[int, int, int]] = {}
         """Key → (shard, first token, end token)."""
         self._new: dict[bytes, Tensor] = {}
@@ -83,10 +99,11 @@ class LowerCache:
             self._add(path)
 
     def attach(self, batch: PackedBatch, rows: Sequence[Row]) -> PackedBatch:
-        """Add the states of its tokens to a batch that was collated from these rows."""
+        """Add the states of its tokens, or of its reads, to a batch that was collated from these rows."""
         size = (*batch.input_ids_BL.shape, self.module.config.hidden_size)
-        hidden_BLH = torch.zeros(size, dtype=self.module.backbone.dtype)
-        needs = [_Need.of(row, self._has) for row in rows]
+        make = torch.empty if self.reads_only else torch.zeros  # untouched memory costs nothing
+        hidden_BLH = make(size, dtype=self.module.backbone.dtype)
+        needs = [self._need(row) for row in rows]
         for row_LH, need in zip(hidden_BLH, needs, strict=True):
             for start, stop, key in need.kept:
                 if key in self._new:
@@ -96,22 +113,52 @@ class LowerCache:
                     row_LH[start:stop] = self._shards[shard][first:end]
         missing = [i for i, need in enumerate(needs) if need.missing]
         for i, states_LH in zip(missing, self._compute([needs[i] for i in missing]), strict=True):
-            hidden_BLH[i, needs[i].columns_L] = states_LH
+            hidden_BLH[i, needs[i].columns_L] = states_LH.to(hidden_BLH.dtype)
+        if self.reads_only:
+            return replace(batch, hidden_RH=hidden_BLH[batch.read_row_R, batch.read_col_R])
         return replace(batch, hidden_BLH=hidden_BLH)
 
-    def fill(self, rows: Sequence[Row], token_budget: int) -> None:
-        """Compute and cache what these rows need and the cache does not have."""
-        by_row = {id(need.row): need for row in rows if (need := _Need.of(row, self._has)).missing}
+    def fill(self, rows: Sequence[Row], token_budget: int) -> int:
+        """Compute and cache what these rows need and the cache does not have. Returns the number of tokens run."""
+        by_row: dict[int, _Need] = {}
+        planned: set[bytes] = set()  # two trees may share a path
+        for row in rows:
+            need = _Need.of(row, lambda key: self._has(key) or key in planned, reads_only=self.reads_only)
+            if need.missing:
+                by_row[id(need.row)] = need
+                planned.update(key for _, _, key in need.missing)
+        tokens = 0
         for batch in batch_rows([need.row for need in by_row.values()], token_budget):
             if not self.is_full:
                 self._compute([by_row[id(row)] for row in batch])
+                tokens += sum(map(len, batch))
         self.flush()
+        return tokens
+
+    def places(self, rows: Sequence[Row]) -> Ints | None:
+        """(shard, index) of the state of each read of these rows, for `take`; None if some are not in the cache."""
+        self.flush()
+        needs = [self._need(row) for row in rows]
+        if any(need.missing for need in needs):
+            return None
+        return np.array([self._places[key][:2] for need in needs for _, _, key in need.kept], np.int64)
+
+    def take(self, places_R2: Ints) -> Tensor:
+        """Read the states hidden_RH at these places."""
+        hidden_RH = torch.empty(len(places_R2), self.module.config.hidden_size, dtype=self.module.backbone.dtype)
+        for shard in np.unique(places_R2[:, 0]).tolist():
+            at_R = np.flatnonzero(places_R2[:, 0] == shard)
+            hidden_RH[at_R] = self._shards[shard][places_R2[at_R, 1]].to(hidden_RH.dtype)
+        return hidden_RH
+
+    def _need(self, row: Row) -> _Need:
+        return _Need.of(row, self._has, reads_only=self.reads_only)
 
     def flush(self) -> None:
         """Write the buffered states as one more shard."""
         if not self._new:
             return
-        self._find_new_shards()
+        self.find_new_shards()
         new = {key: states for key, states in self._new.items() if key not in self._places}
         self._new, self._new_bytes = {}, 0
         if not new:
@@ -133,7 +180,7 @@ class LowerCache:
             log.warning("%s: cannot cache more activations (%s); they are computed each time", self.folder, error)
             self.is_full, self.room = True, 0
 
-    def _find_new_shards(self) -> None:
+    def find_new_shards(self) -> None:
         """Add the shards that other processes have written since the last call."""
         try:
             with self._list.open("rb") as file:
@@ -162,7 +209,7 @@ class LowerCache:
             raise DataError(f"{path}: not a shard of cached activations ({error}); remove it") from error
         for key, start, stop in zip(keys, [0, *stops], stops, strict=False):
             self._places[key.tobytes()] = (len(self._shards), start, stop)
-        self._shards.append(shard.get_slice("hidden"))
+        self._shards.append(shard.get_tensor("hidden"))
 
     def _has(self, key: bytes) -> bool:
         return key in self._places or key in self._new
@@ -172,8 +219,10 @@ class LowerCache:
         if not needs:
             return []
         batch = self.module.collate([need.row for need in needs]).to(self.module.device)
+        with torch.autocast(self.module.device.type, torch.bfloat16, enabled=self.settings.bf16):
+            hidden_BLH = self.module.lower(batch).to("cpu", self.dtype)
         states = []
-        for states_LH, need in zip(self.module.lower(batch).cpu(), needs, strict=True):
+        for states_LH, need in zip(hidden_BLH, needs, strict=True):
             states.append(states_LH[: len(need.row)])
             for start, stop, key in need.missing:
                 self._keep(key, states_LH[start:stop])
@@ -196,7 +245,7 @@ class LowerCache:
 
 
 Span = tuple[int, int, bytes]
-"""(first column, end column, key) of a prompt or step in a row."""
+"""(first column, end column, key) of a prompt or step in a row; if only reads are cached, of a read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +261,12 @@ class _Need:
     """The missing spans, in columns of the part."""
 
     @classmethod
-    def of(cls, row: Row, has: Callable[[bytes], bool]) -> _Need:
+    def of(cls, row: Row, has: Callable[[bytes], bool], *, reads_only: bool) -> _Need:
         kept: list[Span] = []
         missing: list[Span] = []
         is_run_L = np.zeros(len(row), bool)
-        for start, stop in zip(row.starts, (*row.starts[1:], len(row)), strict=True):
+        texts = zip(row.starts, (*row.starts[1:], len(row)), strict=True)
+        for start, stop in ((column, column + 1) for column in row.reads) if reads_only else texts:
             on_path_L = row.ends_L[:stop] >= stop
             length = int(stop - start).to_bytes(8, "little")  # the same path may be split into other steps
             key = hashlib.blake2b(row.ids_L[:stop][on_path_L].tobytes(), digest_size=16, salt=length).digest()
@@ -232,13 +282,14 @@ class _Need:
 
 
 def hash_lower(module: PrmModule, layers: int) -> str:
-    """Hash the embedding and the lowest layers, which determine the hidden states after them."""
+    """Hash the embedding and the lowest layers, which determine the hidden states after them; with all layers, also the
+    last norm."""
     backbone = module.backbone
-    upper = {f"layers.{i}." for i in range(layers, len(backbone.layers))}
+    upper = [f"layers.{i}." for i in range(layers, len(backbone.layers))]
     config = plain_config(module.config)
     for later in ("num_hidden_layers", "max_window_layers", "tie_word_embeddings"):
         config.pop(later, None)
     if config.get("layer_types"):
         config["layer_types"] = config["layer_types"][:layers]
-    lower = [item for item in backbone.state_dict().items() if not item[0].startswith((*upper, "norm."))]
+    lower = [item for item in backbone.state_dict().items() if not (upper and item[0].startswith((*upper, "norm.")))]
     return hash_tensors([json.dumps([config, layers], sort_keys=True, default=str)], lower)

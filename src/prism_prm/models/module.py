@@ -80,8 +80,7 @@ def divide(backbone: Any, layers: int) -> Halves:
         )
     if not 0 < layers < len(stack):
         raise ConfigError(
-            f"{layers} frozen layers: the model has {len(stack)} layers, so between 1 and {len(stack) - 1} can be "
-            f"frozen."
+            f"{layers} frozen layers: the model has {len(stack)} layers, so between 1 and {len(stack)} can be frozen."
         )
 
     def part(which: slice) -> Any:
@@ -109,6 +108,8 @@ def divide(backbone: Any, layers: int) -> Halves:
 class PrmModule(nn.Module):
     """Backbone and head; call it with a `PackedBatch` to get the log-odds of its reads."""
 
+    reads_tokens = False
+    """Whether a score needs the last states at all tokens of its step, not only at the read position."""
     planned_for: str | None = None
     """The device type to plan for, set on modules without weights; None: the module's own."""
 
@@ -173,6 +174,8 @@ class PrmModule(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Compute the log-odds_RO of the batch's reads."""
+        if batch.hidden_RH is not None:
+            return self.read(batch.hidden_RH)
         return self.read(self.hidden(batch)[batch.read_row_R, batch.read_col_R])
 
     def hidden(self, batch: PackedBatch) -> Tensor:
@@ -184,9 +187,9 @@ class PrmModule(nn.Module):
 
     @torch.no_grad()
     def lower(self, batch: PackedBatch) -> Tensor:
-        """Compute the hidden_BLH after the frozen lower layers."""
-        assert self.halves is not None, "the lower half needs a divided backbone"
-        return self._packed(batch, self.halves.lower, input_ids=batch.input_ids_BL)
+        """Compute the hidden_BLH after the frozen lower layers: the last ones, if the backbone is not divided."""
+        lower = self.backbone if self.halves is None else self.halves.lower
+        return self._packed(batch, lower, input_ids=batch.input_ids_BL)
 
     def _packed(self, batch: PackedBatch, backbone: Any, **inputs: Tensor) -> Tensor:
         """Compute the last hidden states of a backbone, or a part of it, over packed trees."""

@@ -121,8 +121,8 @@ def pack(
     """Pack trees into rows of at most `row_tokens` tokens; each row holds one tree or a part of it.
 
     `wanted` has for each tree the groups of nodes to read (by default all nodes); a group is never split. Only wanted
-    nodes and their ancestors are laid out. A node in several groups may be read in several rows. A group whose paths
-    exceed `row_tokens` gets a longer row of its own, because a path cannot be split.
+    nodes and their ancestors are laid out. A node in several groups may be read in several rows. A path cannot be
+    split: if one exceeds `row_tokens`, the tree's rows have at most as many tokens as that path.
 
     `pair_cost` is the cost of attention per (token, token) of a row; the rest of the model's work per token is 1. With
     a dense mask the cost grows with the square of the row, so trees are split where the estimated cost is lowest.
@@ -131,9 +131,11 @@ def pack(
     for index, tree in enumerate(trees):
         order = depth_first(tree.parents)
         groups = [(node,) for node in order] if wanted is None else wanted[index]
-        parts = list(_split(tree, groups, row_tokens, order))
+        # Where one path needs a longer row, all may be as long: else each longer path would repeat all before it.
+        limit = max([row_tokens, *(tree.starts[node] + len(tree.ids[node]) for group in groups for node in group)])
+        parts = list(_split(tree, groups, limit, order))
         if pair_cost and len(groups) > 1:
-            parts = _cheapest(tree, groups, row_tokens, order, pair_cost, parts)
+            parts = _cheapest(tree, groups, limit, order, pair_cost, parts)
         rows += [_lay_out(tree, index, part, reads, order) for part, reads in parts]
     return rows
 
@@ -303,9 +305,14 @@ class PackedBatch:
     """For each read, (index of the packed tree, node)."""
     hidden_BLH: Tensor | None = None
     """The frozen layers' activations, if cached; the model then continues from there."""
+    hidden_RH: Tensor | None = None
+    """The last hidden states of the reads, if all layers are frozen and cached; then only the head runs."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
-        names = ("input_ids_BL", "position_ids_BL", "end_BL", "read_row_R", "read_col_R", "read_start_R", "hidden_BLH")
+        names = (
+            "input_ids_BL", "position_ids_BL", "end_BL", "read_row_R", "read_col_R", "read_start_R", "hidden_BLH",
+            "hidden_RH",
+        )  # fmt: skip
         moved: dict[str, Any] = {
             name: value.to(device, non_blocking=non_blocking)
             for name in names

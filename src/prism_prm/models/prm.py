@@ -145,12 +145,13 @@ class PRM(Scorer):
                 advance(len(results) - start)
         return results
 
-    def fill_cache(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> None:
-        """Cache the lower layers' activations that scoring or training on these nodes needs."""
+    def fill_cache(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> int:
+        """Cache the lower layers' activations that scoring or training on these nodes needs. Returns the number of
+        tokens that had to be run."""
         assert self.cache is not None, "a PRM is loaded with a cache or without"
         items, _ = fit_all(self, trees, wanted)
         with self.module.scoring():
-            self.cache.fill(rows_of(self, items), self.token_budget)
+            return self.cache.fill(rows_of(self, items), self.token_budget)
 
     def session(self, problems: Sequence[str]) -> Session:
         """Open a session: one growing tree per problem, with a KV cache, so only new tokens go through the model.

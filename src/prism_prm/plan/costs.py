@@ -148,7 +148,7 @@ def trained_parameters(model: ModelSizes, setup: Setup) -> int:
     head = model.head or (model.embedding if setup.rank or setup.frozen else 0)  # a tied head is untied there
     if setup.rank:
         return layers * adapter_parameters(model, setup) + head
-    upper = layers * (model.linear + model.small) + model.rest + head
+    upper = layers * (model.linear + model.small) + (model.rest if layers else 0) + head
     return upper if setup.frozen else upper + model.embedding
 
 

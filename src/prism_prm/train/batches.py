@@ -268,6 +268,53 @@ def micro_batches(
     return batches
 
 
+@dataclass(frozen=True)
+class KeptReads:
+    """Where the cache has the state of every read of a round. With all layers frozen, an update runs the head on these
+    states: it packs no trees, builds no masks and does not run the backbone."""
+
+    take: Callable[[Ints], Tensor]
+    """Reads the states hidden_RH at some places: `LowerCache.take`, or a table in memory."""
+    places_R2: Ints
+    """The place of each read; a table may have places of one number."""
+    reads_NK: Ints
+    """The reads of each example; rows of prefixes with fewer steps are filled up with 0."""
+
+    @classmethod
+    def of(cls, cache: LowerCache, examples: Examples, family: Layout, limits: RowLimits) -> KeptReads | None:
+        """None if the cache lacks states, because it is full, or if not all layers are frozen."""
+        if not cache.reads_only:
+            return None
+        places: list[Ints] = []
+        reads: dict[int, Tensor] = {}
+        num_reads = 0
+        for indices in examples.by_tree():
+            for part in parts_of_update(examples, indices, family, "tree", limits):
+                found = cache.places(part.rows)
+                if found is None:
+                    return None
+                owners = (owner for row in part.rows for owner in row.owners)
+                index = {owner: number for number, owner in enumerate(owners, start=num_reads)}
+                for example, group in zip(part.examples, part.reads, strict=True):
+                    reads[example] = torch.tensor([index[read] for read in group])
+                places.append(found)
+                num_reads += len(found)
+        reads_NK = pad_sequence([reads[i] for i in range(len(examples))], batch_first=True)
+        return cls(cache.take, np.concatenate(places), reads_NK.numpy())
+
+    def micro_batch(self, update: Ints, rank: int = 0, ranks: int = 1) -> MicroBatch:
+        """One process's part of an update; without one, an example with weight 0."""
+        own = update[rank::ranks]
+        examples = own if len(own) else update[:1]
+        used_R, reads = np.unique(self.reads_NK[examples], return_inverse=True)
+        none = torch.empty(0, dtype=torch.int64)
+        batch = PackedBatch(
+            none, none, none, none, none, none, (), hidden_RH=self.take(self.places_R2[used_R])
+        )  # fmt: skip
+        reads_NK = torch.from_numpy(reads.reshape(len(examples), -1))
+        return MicroBatch(batch, examples, reads_NK, float(len(own) > 0))
+
+
 def _batch_by_length(parts: Sequence[Part], tokens: int) -> list[list[Part]]:
     """Batch parts of similar length, the longest first."""
     batches: list[list[Part]] = []

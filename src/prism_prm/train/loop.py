@@ -33,7 +33,7 @@ from prism_prm.errors import PrismError
 from prism_prm.files import atomic_folder
 from prism_prm.losses import Objective
 from prism_prm.models.packing import Layout, PackedBatch, Row
-from prism_prm.train.batches import RowLimits, micro_batches, over_limit, parts_of_update, plan_updates
+from prism_prm.train.batches import KeptReads, RowLimits, micro_batches, over_limit, parts_of_update, plan_updates
 from prism_prm.train.model import is_sharded, place_like, set_training_mode, whole
 from prism_prm.train.recipe import TrainSettings
 
@@ -192,6 +192,8 @@ class TrainingRound:
     """The number of updates, as many epochs as that takes; by default `settings.epochs` decides."""
     reference_N: Floats | None = None
     """For solutions: the log-likelihood of each by the reference."""
+    kept_reads: KeptReads | None = None
+    """If all layers are frozen and cached: the states that the head reads, instead of packed trees."""
     on_update: Callable[[dict[str, Any]], None] = lambda _: None
     """Called on the main process after every update with its log line."""
     on_resume: Callable[[int], None] = lambda _: None
@@ -262,10 +264,12 @@ class TrainingRound:
     def _update(self, accelerator: Accelerator, model: Any, optimizer: Any, number: int) -> dict[str, Any]:
         """Make one update, and return its log line. Raises before the weights change if a value is not finite."""
         settings, update, device = self.settings, self.updates[number], accelerator.device
-        parts = parts_of_update(self.examples, update, self.family, settings.pack, self.limits)
-        batches = micro_batches(
-            parts, self.make_batch, settings.microbatch_tokens, accelerator.process_index, accelerator.num_processes
-        )
+        process = accelerator.process_index, accelerator.num_processes
+        if self.kept_reads is not None:
+            batches = [self.kept_reads.micro_batch(update, *process)]
+        else:
+            parts = parts_of_update(self.examples, update, self.family, settings.pack, self.limits)
+            batches = micro_batches(parts, self.make_batch, settings.microbatch_tokens, *process)
         total = 0.0
         for i, micro in enumerate(batches):
             # Copies of the model sum their gradients once per update. Sharded models sum them after every pass:

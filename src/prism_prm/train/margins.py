@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pyarrow.parquet as pq
 from prism_prm.arrays import Floats
 from prism_prm.backends.open_scorer import PrmOptions, opened_prm
 from prism_prm.calibration import sigmoid
-from prism_prm.console import Advance, ignore, progress
+from prism_prm.console import Advance, ignore, progress, say
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.data.pair_examples import Examples, Split, as_one_tree
 from prism_prm.files import atomic_file
@@ -33,20 +35,34 @@ MARGINS = pa.schema(
 )
 """One row per pair; the margin is the difference of the two probabilities."""
 
-TREES_PER_FILL = 16
+PASSES_PER_SHARD = 2
+"""Full forward passes whose activations are written together; a killed run repeats at most these."""
 
 
-def fill_cache(prm: PRM, examples: Examples, *, share: Share | None = None, advance: Advance = ignore) -> None:
-    """Cache the frozen layers' activations of the examples; `advance` counts finished examples."""
+def fill_cache(prm: PRM, *examples: Examples, share: Share | None = None) -> None:
+    """Run the frozen layers on all examples and cache their activations; what is cached already is not run again."""
+    assert prm.cache is not None, "a PRM is loaded with a cache or without"
     share = share or Share()
-    by_tree = examples.by_tree()
-    for number, start in enumerate(range(0, len(by_tree), TREES_PER_FILL)):
-        chunk = by_tree[start : start + TREES_PER_FILL]
-        if number % share.world == share.rank:
-            trees = [as_one_tree(examples, indices) for indices in chunk]
-            prm.fill_cache([tree for tree, _ in trees], [_nodes(groups) for _, groups in trees])
-        advance(sum(map(len, chunk)))
+    work = [as_one_tree(some, indices) for some in examples for indices in some.by_tree()]
+    sizes_T = np.array([prm.count_tokens(tree) for tree, _ in work])
+    chunk_T = np.cumsum(sizes_T) // (PASSES_PER_SHARD * prm.token_budget)
+    left, tokens, seconds = int(sizes_T.sum()), 0, 0.0
+    with progress("frozen layers", left, unit="tokens") as advance:
+        for number, trees_C in enumerate(np.split(np.arange(len(work)), np.flatnonzero(np.diff(chunk_T)) + 1)):
+            if number % share.world == share.rank:
+                started = time.perf_counter()
+                trees, groups = zip(*(work[i] for i in trees_C), strict=True)
+                run = prm.fill_cache(trees, [_nodes(of_tree) for of_tree in groups])
+                tokens, seconds = tokens + run, seconds + (time.perf_counter() - started) * (run > 0)
+            done = int(sizes_T[trees_C].sum())
+            left -= done
+            rate = share.world * tokens / seconds if tokens else 0.0
+            more = f"{rate:,.0f} tokens/s, {timedelta(seconds=round(left / rate))} left" if rate else "cached"
+            advance(done, more)
+    if tokens:
+        say(f"frozen layers: ran {tokens:,} tokens, {tokens / seconds:,.0f} tokens/s")
     share.wait()
+    prm.cache.find_new_shards()
 
 
 def _nodes(groups: Sequence[tuple[int, ...]]) -> list[int]:

@@ -85,7 +85,13 @@ def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.n
     if layers := hardware.frozen_layers:
         if layers > len(backbone.layers):
             raise ConfigError(f"hardware.frozen_layers = {layers}: the model has only {len(backbone.layers)} layers.")
-        for part in (embedding, *backbone.layers[:layers]):
+        is_all = layers == len(backbone.layers)
+        if is_all and hardware.lora is not None:
+            raise ConfigError(
+                f"hardware.lora: hardware.frozen_layers = {layers} freezes all layers, so none can have adapters; "
+                f"freeze fewer, or remove hardware.lora."
+            )
+        for part in (backbone,) if is_all else (embedding, *backbone.layers[:layers]):
             part.requires_grad_(False)
     if hardware.gradient_checkpointing:
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -130,15 +136,11 @@ def set_training_mode(model: Any) -> None:
 
 def with_adapters(module: PrmModule, lora: Lora, seed: int) -> torch.nn.Module:
     """Add low-rank adapters to the backbone's linear layers; the head is trained in full."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
     torch.manual_seed(seed)
-    config = LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets),
-        modules_to_save=[module.head_name],
-    )  # fmt: skip
-    model: Any = get_peft_model(module, config)
+    model: Any = get_peft_model(module, lora.config(modules_to_save=[module.head_name]))
     frozen_layers = {name.rsplit(".", 1)[0] for name in frozen}
     for name, parameter in model.named_parameters():
         if any(f".{layer}." in name for layer in frozen_layers):
@@ -146,9 +148,9 @@ def with_adapters(module: PrmModule, lora: Lora, seed: int) -> torch.nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def merge_adapters(model: Any) -> PrmModule:
-    """The plain PRM module, with adapters merged into its weights."""
-    return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model  # type: ignore[no-any-return]
+def merge_adapters(model: Any) -> Any:
+    """The plain module, with adapters merged into its weights."""
+    return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
 
 
 def save_trained(prm: PRM, model: Any, folder: Path, accelerator: Accelerator, recipe: Recipe) -> None:

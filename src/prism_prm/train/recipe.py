@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from prism_prm.aggregate import check_aggregator
 from prism_prm.config import MAY_BE_EMPTY, Count, Natural, NotNegative, Positive, Range, Share, check, read_settings
@@ -151,8 +151,7 @@ class BaseSettings:
 
 @dataclass(frozen=True)
 class Lora:
-    """Section [hardware.lora]: train low-rank adapters (peft) instead of the weights, and merge them after each
-    round."""
+    """Train low-rank adapters (peft) instead of the weights, and merge them when they are trained."""
 
     r: Count = 16
     """The rank of the adapters."""
@@ -165,6 +164,14 @@ class Lora:
 
     def __post_init__(self) -> None:
         check(self)
+
+    def config(self, **more: Any) -> Any:
+        """As peft's `LoraConfig`."""
+        from peft import LoraConfig
+
+        return LoraConfig(
+            r=self.r, lora_alpha=self.alpha, lora_dropout=self.dropout, target_modules=list(self.targets), **more
+        )
 
 
 @dataclass(frozen=True)
@@ -186,10 +193,11 @@ class HardwareSettings:
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     frozen_layers: Natural = 0
-    """Freeze the embedding and this many of the lowest layers. With 0, nothing is frozen."""
+    """Freeze the embedding and this many of the lowest layers; with all of them, only the head is trained. With 0,
+    nothing is frozen."""
     cache: str | None = None
     """A folder that caches the activations of frozen layers, so that only the other layers run. Several runs and
-    `prism eval` can share it."""
+    `prism eval` can share it. With mixed_precision = "bf16", activations are computed and stored in 16 bits."""
     cache_gb: NotNegative = 50.0
     """The size limit of the cache folder in GB. When it is full, other activations are computed each time."""
     lora: Lora | None = None

@@ -28,7 +28,7 @@ from prism_prm.models.lower_cache import CacheSettings
 from prism_prm.models.prm import PRM, pair_cost
 from prism_prm.scorer import Scorer
 from prism_prm.store import ScoreStore, Share
-from prism_prm.train.batches import RowLimits, batch_maker, in_windows, too_long
+from prism_prm.train.batches import KeptReads, RowLimits, batch_maker, in_windows, too_long
 from prism_prm.train.log import RunLog, check_reporters
 from prism_prm.train.loop import TrainingRound
 from prism_prm.train.margins import fill_cache, histogram, margins_of, score_examples, write_margins
@@ -153,6 +153,9 @@ def train_prm(
             "validation data": run.validation.content_key() if run.validation else "",
         }
         run.refuse_changed_content()
+        if recipe.hardware.cache:  # frozen layers compute the same in every round
+            held_out = (run.validation.steps, run.validation.pairs) if run.validation else ()
+            fill_cache(base, train, *held_out, share=run.share)
         if recipe.objective.name == "implicit":
             run.reference = base
             with progress("reference", len(train)) as advance:
@@ -215,7 +218,9 @@ class _Stages:
 
     def load(self, place: Path | str, device: str | None = None) -> PRM:
         hardware = self.recipe.hardware
-        cache = CacheSettings(hardware.cache, hardware.frozen_layers, hardware.cache_gb) if hardware.cache else None
+        bf16, cache = hardware.mixed_precision == "bf16", None
+        if hardware.cache:
+            cache = CacheSettings(hardware.cache, hardware.frozen_layers, hardware.cache_gb, bf16)
         prm = PRM.from_pretrained(
             place, family=self.recipe.base.family, dtype=hardware.dtype, device=device or self.accelerator.device,
             attn=hardware.attn, token_budget=hardware.score_tokens, cache=cache,
@@ -278,9 +283,6 @@ class _Stages:
         if self.is_main:  # its metrics belong to weights that are gone
             folder.with_name(f"{name}.json").unlink(missing_ok=True)
         accelerator.wait_for_everyone()
-        if hardware.cache:
-            with progress(f"frozen layers, round {name}", len(examples)) as advance:
-                fill_cache(self.load(start), examples, share=self.share, advance=advance)
         # A model that will be sharded need not fit on one device: its layers are moved there one by one.
         prm = self.load(start, device="cpu" if needs_sharding(hardware, accelerator) else None)
         model = prepare(prm.module, hardware, recipe.seed)
@@ -291,6 +293,8 @@ class _Stages:
             RowLimits(recipe.train.row_tokens, pair_cost(prm.module)), examples, recipe.objective, recipe.train,
             (recipe.seed, number), self.folder / "checkpoints" / name, num_updates, reference_N,
         )  # fmt: skip
+        if prm.cache is not None:
+            work.kept_reads = KeptReads.of(prm.cache, work.examples, prm.family, work.limits)
         say(
             f"round {name}: {len(work.examples)} examples in {len(work.updates)} updates, "
             f"{trained:,} of {total:,} parameters trained, processes: {self.share.world}"
