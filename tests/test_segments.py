@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
+import tokenize
+from itertools import accumulate
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prism_prm.backends.policy import Sampling
 from prism_prm.errors import ConfigError
 from prism_prm.segments import (
     SEGMENTERS,
@@ -170,3 +177,105 @@ def test_names_and_budgets() -> None:
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="scored, context, dropped, or last-N"):
         thinking_tokens("hidden")
+
+
+PROGRAM = """\
+import sys
+
+
+@cache
+# doubles
+def double(
+    x,
+):
+    \'\'\'Return: twice
+def of x\'\'\'
+    return 2 * x  # see below: (
+
+for line in sys.stdin:
+    if line:  # not blank
+        print(double(int(line)),
+              end="(")
+    else:
+        total = 1 + \\
+            2
+
+# the end
+"""
+LOGICAL_LINES = [
+    "import sys\n",
+    "\n\n@cache\n# doubles\ndef double(\n    x,\n):\n    '''Return: twice\ndef of x'''\n",
+    "    return 2 * x  # see below: (\n",
+    '\nfor line in sys.stdin:\n    if line:  # not blank\n        print(double(int(line)),\n              end="(")\n',
+    "    else:\n        total = 1 + \\\n            2\n",
+    "\n# the end\n",
+]
+
+
+def test_logical_lines_a_person_can_check() -> None:
+    assert cut_text(PROGRAM, "code") == LOGICAL_LINES
+    steps = [line.strip("\n") for line in LOGICAL_LINES]
+    assert split_text(PROGRAM, "code") == searched(PROGRAM, "code") == steps
+    assert Sampling(segmenter="code").stop == "\n"
+    fenced = f"It doubles (see\nhere):\n\n```python\n{PROGRAM}```\n\nThat's it."
+    assert split_text(fenced, "code") == searched(fenced, "code") == [
+        f"It doubles (see\nhere):\n\n```python\n{steps[0]}", *steps[1:5], "# the end\n```\n\nThat's it.",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("x = f(1\ny = 2\nreturn y\n", ["x = f(1", "y = 2", "return y"]),
+        ("x = f(\nfor i in y:\n    z", ["x = f(", "for i in y:\n    z"]),
+        ("x = [i\n  for i in y]\nz", ["x = [i\n  for i in y]", "z"]),
+        ("x = '''a\nb\n```\ny\nz", ["x = '''a", "b", "```\ny", "z"]),
+        ("x = (1,\ny\nz", ["x = (1,\ny\nz"]),  # may still be closed
+        ("x = (1,\n" + "y,\n" * 4000, ["x = (1,", *["y,"] * 4000]),
+        ("x = 1)\n'\ny:", ["x = 1)", "'", "y:"]),
+        ("\tx\r\n\ty", ["\tx", "\ty"]),
+    ],
+)
+def test_broken_programs_are_cut_at_each_line(text: str, steps: list[str]) -> None:
+    assert split_text(text, "code") == steps
+
+
+CODE_LINES = ["x = f(", ")", "    y = 1", "if x:", "return", "return x", "for i in x:", "@cache", "# it's (", "'''",
+              '"', "```", "```python", "~~~", "a \\", "", "", "</think>", "else", "x[:", "\t",
+              "Here is it:"]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(CODE_LINES), max_size=14).map("\n".join), st.integers(0, 200))
+def test_a_search_cuts_code_as_whole_programs_are_cut(text: str, at: int) -> None:
+    steps = split_text(text, "code")
+    assert searched(text, "code") == steps
+    complete = complete_steps(text[:at], "code")
+    assert complete == steps[: len(complete)]
+
+
+def logical_lines(program: str) -> list[int]:
+    """Where steps end, by Python's own tokens."""
+    starts = [0, *accumulate(map(len, program.splitlines(keepends=True)))]
+    ends: list[int] = []
+    line: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(program).readline):
+        if token.type == tokenize.NEWLINE:
+            if line[-1] != ":" and line[0] != "@":
+                ends.append(starts[token.start[0]])
+            line = []
+        elif token.type not in (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT):
+            line.append(token.string)
+    return ends
+
+
+def test_real_programs_are_cut_as_python_reads_them(real_data: Path) -> None:
+    lines = (real_data / "code_pairs" / "condefects_python.jsonl").read_text(encoding="utf-8").splitlines()
+    programs = [record[version] for record in map(json.loads, lines) for version in ("faulty", "correct")]
+    num_steps = 0
+    for program in programs:
+        pieces = cut_text(program, "code")
+        assert "".join(pieces) == program
+        ends = list(accumulate(map(len, pieces)))
+        assert ends[:-1] == [end for end in logical_lines(program) if program[end:].strip()]
+        num_steps += len(pieces)
+    assert (len(programs), num_steps) == (3858, 110_752)

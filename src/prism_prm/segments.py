@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Literal
 
 from prism_prm.errors import ConfigError
-from prism_prm.steps import STOP, Span, code_blocks, marked, trimmed, unfinished_code
+from prism_prm.steps import STOP, Span, code_blocks, code_lines, marked, trimmed, unfinished_code
 from prism_prm.tree import ROOT, StepTree
 
 Role = Literal["thinking", "response"]
@@ -59,6 +59,14 @@ _REVISION = re.compile(
 _SENTENCE = re.compile(r"(?<![.!?])[.!?]++[\"'”’)\]*]*+(?:[ \t]+|\s*\n\s*)|\n\s*")
 _NO_END = re.compile(r"(?:\b(?:e\.g|i\.e|cf|vs|etc|resp|approx|eq|Eq|Fig|Dr|Mr|Ms)|(?:^|\n)[ \t]*\d{1,3})\Z")
 """What a period after it does not end: an abbreviation, the number of an item. A variable often ends a sentence."""
+_FENCE = ("```", "~~~")
+"""How a line starts that begins or ends a block of code."""
+_STATEMENT = re.compile(
+    r"""[ \t]*(?:(?:assert|break|class|continue|def|del|elif|except|finally|global|import|nonlocal|pass|raise|return|try
+    |while|with)(?=\W) | (?:else|for|if)\b[^\n]*:[ \t]*\n)""",
+    re.VERBOSE,
+)
+"""A line that cannot be inside of brackets: before it, one was never closed."""
 
 
 def blocks(text: str) -> Iterator[Span]:
@@ -143,6 +151,41 @@ def _tokens(text: str, budget: int) -> list[int]:
     ]
 
 
+def _logical_lines(text: str, _: int) -> list[int]:
+    """Ends of logical lines of Python, those with continuation lines whole. What opens a block belongs to the block's
+    first line; decorators, comments, blank lines and fences belong to what follows.
+
+    Where a bracket or string is never closed, each line counts: what is open ends at a fence, and after as many
+    characters as any other code; brackets also at a statement. At the end of the text it may still be closed.
+    """
+    borders: list[int] = []
+    middle = min(thinking_end(text), len(text))
+    for first, last in ((0, middle), (middle, len(text))):
+        at = first
+        while at < last:
+            begin, opened = at, ""
+            inner: list[int] = []  # the ends of lines at which something is open
+            for start, end, still_open, comment in code_lines(text, at, last):
+                at = end + 1
+                is_fence = text.startswith(_FENCE, start, last)
+                is_statement = opened == "(" and _STATEMENT.match(text, start, last)
+                if inner and (is_fence or is_statement or start - begin > _LONGEST["code"]):
+                    borders += inner
+                    at = start
+                    break
+                if is_fence:
+                    break
+                opened = still_open
+                if opened:
+                    inner.append(at)
+                    continue
+                code = text[begin:comment].strip()
+                if code and not code.startswith("@") and not code.endswith(":") and end < last:
+                    borders.append(at)
+                begin, inner = at, []
+    return borders
+
+
 @dataclass(frozen=True, slots=True)
 class Segmenter:
     """A rule for where steps end."""
@@ -152,6 +195,10 @@ class Segmenter:
     about: str
     budget: int = 0
     """The default budget of tokens; 0 if the rule has none."""
+    stop: str = STOP
+    """Where a policy stops by default, to see whether a step ends."""
+    is_code: bool = False
+    """Whether a text is code without fences too, so that steps keep their indentation."""
 
 
 SEGMENTERS: dict[str, Segmenter] = {
@@ -162,6 +209,9 @@ SEGMENTERS: dict[str, Segmenter] = {
     "marker": Segmenter(_markers, "a step starts with a move: Wait, Alternatively, So, Step 2"),
     "sentence": Segmenter(_sentences, "a step is a sentence or a line"),
     "tokens": Segmenter(_tokens, "a step has `budget` tokens", 128),
+    "code": Segmenter(
+        _logical_lines, "a step is a logical line of Python, with what opens its block", stop="\n", is_code=True
+    ),
 }
 """By name. NAME:N sets the budget, as in thinking:128."""
 
@@ -195,7 +245,7 @@ def cut_text(text: str, segmenter: str = DEFAULT_SEGMENTER) -> list[str]:
     borders = found.borders(text, budget)
     if found.borders is not _paragraphs and (closed := _CLOSED.search(text)):
         end = len(text[: closed.start()].rstrip())
-        if STOP not in text[end : closed.start()]:  # the tag belongs to the step that it follows directly
+        if found.stop not in text[end : closed.start()]:  # the tag belongs to the step that it follows directly
             borders = [border for border in borders if not end < border < closed.end()]
         borders.append(closed.end())
     pieces: list[str] = []
@@ -216,7 +266,7 @@ def split_text(text: str, segmenter: str = DEFAULT_SEGMENTER) -> list[str]:
 
 def split_with_ends(text: str, segmenter: str = DEFAULT_SEGMENTER) -> list[tuple[str, int]]:
     """The same, as (step, index after its piece)."""
-    code = marked(text, code_blocks(text))
+    code = marked(text, [(0, len(text))] if find_segmenter(segmenter)[0].is_code else code_blocks(text))
     steps, at = [], 0
     for piece in cut_text(text, segmenter):
         step = trimmed(piece, in_code=bool(piece) and bool(code[at]))
@@ -231,7 +281,7 @@ def complete_steps(text: str, segmenter: str = DEFAULT_SEGMENTER) -> list[str]:
     # Any text may follow; if the last step ended with this one, what follows is a step of its own.
     *_, last = cut_text(f"{text}x", segmenter)
     steps = split_text(text, segmenter)
-    return steps if last == "x" else steps[:-1]
+    return steps if last.strip() == "x" else steps[:-1]
 
 
 def thinking_end(text: str) -> int:

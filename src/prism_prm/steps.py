@@ -30,33 +30,34 @@ def unfinished_code(text: str) -> Iterator[Span]:
     """The spans of code that must not be split: the lines from one that opens a bracket or string to its end."""
     for first, last in code_blocks(text):
         begin = -1
-        for start, end, is_open in _lines(text[first:last]):
-            if is_open:
+        for start, end, opened, _ in code_lines(text, first, last):
+            if opened:
                 begin = start if begin < 0 else begin
             elif begin >= 0:
-                yield first + begin, first + end
+                yield begin, end
                 begin = -1
         if begin >= 0:
-            yield first + begin, last
+            yield begin, last
 
 
-def _lines(code: str) -> Iterator[tuple[int, int, bool]]:
-    """(start, end, is_open) of each line: whether a bracket or a string is open at its end."""
-    depth, quote, is_comment, start = 0, "", False, 0
-    for match in _TOKEN.finditer(code):
+def code_lines(text: str, first: int, last: int) -> Iterator[tuple[int, int, str, int]]:
+    """(start, end, opened, comment) of each line of code: what is open at its end, a quote, "(" for a bracket, or "",
+    and where its comment begins, or its end."""
+    depth, quote, comment, start = 0, "", -1, first
+    for match in _TOKEN.finditer(text, first, last):
         token = match.group()
-        if token == "\n" or (is_comment and token == "\\\n"):  # a comment cannot be continued
-            is_comment = False
+        if token == "\n" or (comment >= 0 and token == "\\\n"):  # a comment cannot be continued
+            end = match.end() - 1
             quote = quote if len(quote) == 3 else ""  # a plain string ends with its line
-            yield start, match.end() - 1, bool(depth or quote)
-            start = match.end()
+            yield start, end, quote or "(" * bool(depth), end if comment < 0 else comment
+            start, comment = match.end(), -1
         elif quote:
             quote = "" if quote in (token, token[0]) else quote
-        elif not is_comment:
-            is_comment = token == "#"
+        elif comment < 0:
+            comment = match.start() if token == "#" else -1
             quote = token if token[0] in "'\"" else ""
             depth = depth + 1 if token in "([{" else max(0, depth - 1) if token in ")]}" else depth
-    yield start, len(code), bool(depth or len(quote) == 3)
+    yield start, last, quote if len(quote) == 3 else "(" * bool(depth), last if comment < 0 else comment
 
 
 def ends_step(text: str) -> bool:
@@ -64,8 +65,8 @@ def ends_step(text: str) -> bool:
     first, last = (code_blocks(text) or [(0, 0)])[-1]
     if last < len(text) or not last:
         return True
-    *_, (_, _, is_open) = _lines(text[first:last])
-    return not is_open
+    *_, (_, _, opened, _) = code_lines(text, first, last)
+    return not opened
 
 
 def ends_in_code(text: str) -> bool:

@@ -64,6 +64,16 @@ RECORDS: dict[str, list[dict[str, Any]]] = {
             "original_process": STEPS,
         }
     ],
+    "bug_fixes": [
+        {
+            "task": "sum",
+            "id": "one",
+            "problem": "Print 1 + 1 + 1.",
+            "fault_line": 2,
+            "buggy": "x = 1\nprint(x * 2)",
+            "fixed": "x = 1\nprint(x * 3)",
+        }
+    ],
     "plain": [{"problem": "What is 1 + 1 + 1?", "solution": "1 + 1 = 2\n\n2 + 1 = 3", "id": "one"}],
     "unlabelled": [{"problem": "What is 1 + 1 + 1?", "steps": STEPS, "id": "one"}],
     "trl": [{"prompt": "What is 1 + 1 + 1?", "completions": STEPS}],
@@ -158,7 +168,7 @@ COMMANDS: dict[str, list[str]] = {
     ],
     "demo": ["demo", "--quick", "--out", "out"],
 }  # fmt: skip
-for _name in ("shepherd", "split_shepherd", "stepwise", "processbench", "prmbench"):
+for _name in ("shepherd", "split_shepherd", "stepwise", "processbench", "prmbench", "bug_fixes"):
     COMMANDS[f"pairs {_name}"] = ["pairs", f"{_name}.jsonl", "--out", "out"]
 COMMANDS["score trl"] = ["score", "trl.jsonl", "--prm", "prm", "--out", "out.parquet"]
 """Name → a command that is right; the first word of the name is the command."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from payloads import HUMANEVAL, MBPP, OWN, function_record, stdin_record
 from prism_prm.cli import app
 from prism_prm.config import read_settings, read_toml
-from prism_prm.data.formats import ReadOptions
+from prism_prm.data.formats import FORMATS, ReadOptions
 from prism_prm.data.pools import read_pool, write_pool
 from prism_prm.data.reader import Reader
 from prism_prm.data.tasks import TaskProblem, load_task
@@ -47,6 +47,11 @@ LABELLED: list[dict[str, Any]] = [
         "classification": "redundency", "idx": "3", "modified_question": "p", "modified_process": ["a", "b"],
         "error_steps": [2], "original_question": "q", "original_process": ["c"], "ground_truth": "1",
     },
+    {
+        "task": "t", "id": 3, "problem": "p", "fault_line": 2, "buggy": "x = 1\nif x:\n    f(\n1)\nprint(x)",
+        "fixed": "x = 1\nfor y in x:\n    print(x)",
+    },
+    {"task": "t", "submission": "7", "statement": "", "faulty": "x = (1\nprint(x)", "correct": "x = 1\nprint(x)"},
     {"problem": "p", "solution": "First.\n\nThen $x = 1$.", "answer": 3, "id": 4},
     {"problem": "p", "steps": ["a", "b"]},
     {
@@ -125,7 +130,7 @@ def test_trees(folder: Path, name: str, data: bytes, unlabelled: bool, skip: boo
         assert found[2].startswith(str(path))
 
 
-@fuzz(0.03, name=names, data=data_of(LABELLED), format=st.sampled_from(("prm800k", "stepwise", "process-labels")))
+@fuzz(0.03, name=names, data=data_of(LABELLED), format=st.sampled_from(tuple(FORMATS)))
 def test_trees_of_a_named_format(folder: Path, name: str, data: bytes, format: str) -> None:
     path = write(folder, name, data)
     survives("trees", lambda: [draft.tree(0) for _, draft in Reader([path], format=format).drafts()])

@@ -57,12 +57,18 @@ def test_answers_are_found_and_compared_plainly(text: str, other: str) -> None:
     survives("answers", read)
 
 
+PYTHON = (
+    "assert ", "f(", "f(1)", ")", " == ", "1", "-2", "[1, 2]", "{", "}", "'a", '"""', "'", "\n", "    ", "for i in x:",
+    "not ", "abs(", " - ", " < ", "1e-6", "lambda: 0", "(" * 200, "[" * 100, "9" * 5000, "'x' * 9", ">>> ", "-> ",
+    "==> ", "returns ", "def check(candidate):", "\x00", "\ud800", "1 / 0", "**", "b'a'", "{1: 2}", "set()", "f(*x)",
+    "f(a=1)", "True", "None", "#",
+)  # fmt: skip
 THOUGHTS = (
     "<think>", "</think>", "<think>\n", "\n</think>\n\n", "Wait, ", "Hmm. ", "So ", "Alternatively, ", "Step 3", "3. ",
     "e.g. ", "...", "?!", '."', "```python\n", "\n```", "x = (", "$$x$$", "\\begin{align}", "\\end{align}", "\r\n",
     "\n \t\n", "." * 500, "\n" * 300, " " * 400, "$$" * 99, "word " * 90, "<think></think>" * 9, "7" * 200,
 )  # fmt: skip
-thoughts = st.lists(st.sampled_from(THOUGHTS + PIECES), max_size=30).map("".join) | st.text(max_size=60)
+thoughts = st.lists(st.sampled_from(THOUGHTS + PIECES + PYTHON), max_size=30).map("".join) | st.text(max_size=60)
 
 
 @fuzz(max(0.05, 1000 / CASES), text=thoughts)  # 1,000 texts for each segmenter, and 10,000 with `make test-all`
@@ -80,12 +86,6 @@ def test_every_segmenter_keeps_every_text(text: str) -> None:
     survives("segmenters", cut)
 
 
-PYTHON = (
-    "assert ", "f(", "f(1)", ")", " == ", "1", "-2", "[1, 2]", "{", "}", "'a", '"""', "'", "\n", "    ", "for i in x:",
-    "not ", "abs(", " - ", " < ", "1e-6", "lambda: 0", "(" * 200, "[" * 100, "9" * 5000, "'x' * 9", ">>> ", "-> ",
-    "==> ", "returns ", "def check(candidate):", "\x00", "\ud800", "1 / 0", "**", "b'a'", "{1: 2}", "set()", "f(*x)",
-    "f(a=1)", "True", "None", "#",
-)  # fmt: skip
 python = st.lists(st.sampled_from(PYTHON), max_size=12).map("".join) | st.text(max_size=40)
 
 

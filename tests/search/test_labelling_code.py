@@ -9,6 +9,7 @@ from prism_prm.backends.policy import Sampling, StepRequest, Written, rng
 from prism_prm.data.tasks import problem_of
 from prism_prm.grading.graders import TaskGrader
 from prism_prm.search.label_engine import by_answer, label_problems
+from prism_prm.search.label_methods import _first_step
 from prism_prm.search.label_rules import LabelSettings
 
 BEGINNING = "Read it, then double it.\n\n```python\nx = int(\n\n    input())\n\n"
@@ -52,3 +53,9 @@ def test_steps_of_programs_get_values() -> None:
     assert values[plan, read, test] == values[plan, read, test, double] == 1
     assert values[plan, read, WRONG] == 0
     assert 0.2 < values[plan, read] < 0.8
+
+
+def test_an_alternative_without_a_fence_keeps_its_indentation() -> None:
+    before, written = "for x in y:\n    a = 1\n", Written("    b = (1,\n    2)\n    c", "stop", 9)
+    step = "    b = (1,\n    2)"
+    assert _first_step(before, written, Sampling(segmenter="code")) == (step, f"{before}{step}\n")

@@ -23,8 +23,8 @@ class PairsCommand:
     """Files (.jsonl, .json, .gz of both, .parquet), folders of them, or hub datasets (owner/name, owner/name:split,
     owner/name:config:split)."""
     format: str = "auto"
-    """The format of the records: auto, prm800k, math-shepherd, stepwise, process-labels, prmbench, or one that an
-    installed package adds."""
+    """The format of the records: auto, prm800k, math-shepherd, stepwise, process-labels, bug-fixes, prmbench, or
+    one that an installed package adds."""
     exclude: tuple[str, ...] = ()
     """Leave out trees whose problem occurs in this file, e.g. a benchmark."""
     exclude_ngram: Natural = 13

@@ -15,7 +15,7 @@ import msgspec
 from prism_prm.config import Word, check
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.plugins import Plugins
-from prism_prm.segments import find_segmenter, split_text
+from prism_prm.segments import find_segmenter, split_text, split_with_ends
 from prism_prm.steps import split_steps
 from prism_prm.tree import ROOT, Estimate, Origin, Step, StepTree, content_hash
 
@@ -42,10 +42,11 @@ class ReadOptions:
     split_steps: bool = False
     """Also read records with a problem and a plain solution, and split the solution into steps."""
     segmenter: str | None = None
-    """How plain solutions are split: paragraph, thinking, marker, sentence or tokens. By default as the PRM's card
-    says, else at blank lines and numbered steps, or at lines or sentences if there are none."""
+    """How plain solutions are split: paragraph, thinking, marker, sentence, tokens or code. By default as the PRM's
+    card says, else at blank lines and numbered steps, or at lines or sentences if there are none; bug fixes by code."""
     trust_solutions: bool = False
-    """Label every step of a plain solution as right, e.g. for reference solutions."""
+    """Label every step of a plain solution as right, e.g. for reference solutions, and of the fixed version of a bug
+    fix."""
     split: str | None = None
     """Read only the trees of this split of a `trees.parquet`."""
     on_bad_record: OnBadRecord = "fail"
@@ -435,6 +436,78 @@ def read_prmbench(record: PRMBenchRecord, options: ReadOptions) -> list[Draft]: 
     return items
 
 
+# --- a program with a bug, and its fixed version, which is the trunk. Both share their steps up to the first that
+# differs. There the fixed version's step is right and the buggy one's is wrong; what follows was not judged.
+
+
+class BugFix(msgspec.Struct, kw_only=True):
+    buggy: str
+    fixed: str
+    problem: str | None = None
+    task: str | int = ""
+    """Identifies the problem if its text is not known."""
+    id: str | int = ""
+    fault_line: int | None = None
+    """The line of the fault in the buggy program, from 1."""
+
+
+class ConDefectsRecord(BugFix, kw_only=True):
+    """The same under other names."""
+
+    buggy: str = msgspec.field(name="faulty")
+    fixed: str = msgspec.field(name="correct")
+    problem: str | None = msgspec.field(default=None, name="statement")
+    id: str | int = msgspec.field(default="", name="submission")
+
+
+def _versions(record: BugFix, options: ReadOptions) -> tuple[list[str], list[str], int, str | None]:
+    """Return the steps of the buggy and the fixed program, how many they share, and why they make no pair, or None."""
+    program = record.buggy.replace("\r\n", "\n")
+    num_lines = program.count("\n") + 1
+    if record.fault_line is not None and not 1 <= record.fault_line <= num_lines:
+        raise DataError(
+            f"fault_line {record.fault_line} is not one of the {num_lines} lines of the buggy program, counted from 1",
+            reason="bad-index",
+        )
+    segmenter = options.segmenter or "code"
+    cut = split_with_ends(program, segmenter)
+    buggy, fixed = [step for step, _ in cut], split_text(record.fixed.replace("\r\n", "\n"), segmenter)
+    if not buggy or not fixed:
+        raise DataError(f"the {'fixed' if buggy else 'buggy'} program is empty; it needs a step", reason="no-steps")
+    shared = 0
+    while buggy[shared : shared + 1] == fixed[shared : shared + 1] != []:
+        shared += 1
+    if shared == len(buggy) == len(fixed):
+        return buggy, fixed, shared, "no-difference"
+    if shared in (len(buggy), len(fixed)):
+        return buggy, fixed, shared, "nothing-instead"
+    last_line = program[: cut[shared][1]].rstrip().count("\n") + 1
+    return buggy, fixed, shared, "differs-before-fault" if last_line < (record.fault_line or 0) else None
+
+
+def _drop_bug_fix(record: BugFix, options: ReadOptions) -> str | None:
+    return _versions(record, options)[-1]
+
+
+def _read_bug_fix(record: BugFix, options: ReadOptions) -> list[Draft]:
+    buggy, fixed, shared, _ = _versions(record, options)
+    task = str(record.task).strip()
+    problem = (record.problem or "").strip() or task
+    if not problem:
+        raise DataError("neither a problem nor a `task` that identifies it; add one of them", reason="empty-text")
+    draft = Draft.chain(
+        problem, fixed, [1.0] * (shared + 1) + [1.0 if options.trust_solutions else None] * (len(fixed) - shared - 1),
+        name="/".join(filter(None, (task, str(record.id)))), ended=True,
+    )  # fmt: skip
+    wrong = buggy[shared:]
+    draft.texts += wrong
+    draft.parents += [shared - 1, *range(len(fixed), len(fixed) + len(wrong) - 1)]
+    draft.labels += [0.0, *[None] * (len(wrong) - 1)]
+    draft.ratings = list(draft.labels)
+    draft.origins += ["model"] * len(wrong)
+    return [draft]
+
+
 # --- one solution without labels: as steps, or as a text, which is split into steps only with `split_steps`
 
 PROBLEM_FIELDS = ("problem", "question", "prompt")
@@ -574,6 +647,10 @@ FORMATS: dict[str, tuple[Format, ...]] = {
     "stepwise": (Format("stepwise", StepwiseRecord, frozenset({"prompt", "completions", "labels"}), _read_stepwise),),
     "process-labels": (
         Format("process-labels", ProcessLabelsRecord, frozenset({"problem", "steps", "label"}), _read_process_labels),
+    ),
+    "bug-fixes": (
+        Format("bug-fixes", BugFix, frozenset({"buggy", "fixed"}), _read_bug_fix, _drop_bug_fix),
+        Format("bug-fixes", ConDefectsRecord, frozenset({"faulty", "correct"}), _read_bug_fix, _drop_bug_fix),
     ),
     "prmbench": (
         Format(

@@ -110,7 +110,7 @@ def read_trees(
 
     Args:
         path: a file, folder or hub dataset, or several.
-        format: prm800k, math-shepherd, stepwise, process-labels, prmbench, or auto to detect it.
+        format: prm800k, math-shepherd, stepwise, process-labels, bug-fixes, prmbench, or auto to detect it.
         options: how to read ratings, and what to leave out.
 
     Example:

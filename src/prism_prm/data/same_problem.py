@@ -247,6 +247,7 @@ class Exclusions(KnownProblems[str]):
 
 _FIELDS = (
     "problem", "question", "questions", "prompt", "original_question", "modified_question", "question_content", "input",
+    "statement", "task",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from prism_prm.backends.policy import Sampling, StepRequest, Written, node_key, solution_start
 from prism_prm.data.tasks import TaskProblem
 from prism_prm.search.label_rules import LabelSettings, RolloutTally, find_rule, stop_rule
-from prism_prm.segments import DEFAULT_SEGMENTER, complete_steps, split_with_ends
+from prism_prm.segments import DEFAULT_SEGMENTER, complete_steps, find_segmenter, split_with_ends
 from prism_prm.steps import cut_with_ends, ends_in_code, ends_step, trimmed
 from prism_prm.tree import ROOT, Estimate, Step, StepTree
 
@@ -229,9 +229,11 @@ def _first_step(before: str, written: Written, sampling: Sampling) -> tuple[str,
     text = before + written.text
     if sampling.cuts_at_stop:
         return trimmed(written.text, in_code=ends_in_code(before)), text
-    ends = (end for _, end in split_with_ends(text, sampling.segmenter or DEFAULT_SEGMENTER))
+    segmenter = sampling.segmenter or DEFAULT_SEGMENTER
+    ends = (end for _, end in split_with_ends(text, segmenter))
     end = next((end for end in ends if text[len(before) : end].strip()), len(text))
-    return trimmed(text[len(before) : end], in_code=ends_in_code(before)), text[:end]
+    in_code = find_segmenter(segmenter)[0].is_code or ends_in_code(before)
+    return trimmed(text[len(before) : end], in_code=in_code), text[:end]
 
 
 def roll_out(
