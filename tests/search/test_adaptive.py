@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from prism_prm import SearchSettings, open_policy, search_problems
+from prism_prm.backends.policy import Policy
 from prism_prm.errors import ConfigError
+from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.search.adaptive import (
     AdaptiveSettings,
     Candidates,
@@ -22,6 +26,8 @@ from prism_prm.search.adaptive import (
     is_safe,
     votes_in_draws,
 )
+from prism_prm.search.tree import SearchResult
+from prism_prm.tree import StepTree
 
 
 def test_the_chance_to_be_overtaken_by_hand() -> None:
@@ -96,6 +102,69 @@ def test_a_search_stops_when_the_answer_is_safe(memorising_policy: Path) -> None
         assert [one.steps for one in some.solutions] == [one.steps for one in all_of.solutions[:count]]
     assert min(len(some.solutions) for some in found) < 12  # it knows these by heart
     assert sum(some.policy_tokens for some in found) < sum(one.policy_tokens for one in every)
+
+
+class FirstDigit(Scorer):
+    """Scores a step by the first digit of its text: 7 is 0.7; no digit is 0.5."""
+
+    def identity(self) -> str:
+        return "first digit"
+
+    def count_tokens(self, tree: StepTree) -> int:
+        return len(tree.nodes)
+
+    def score_trees(self, trees: Sequence[StepTree], wanted: Any = None, **_: Any) -> list[TreeScores]:  # noqa: ARG002
+        shares = [[next((int(c) / 10 for c in one.text if c in "123456789"), 0.5) for one in t.nodes] for t in trees]
+        return [TreeScores(self.outputs, np.log(np.array(own) / (1 - np.array(own)))[:, None]) for own in shares]
+
+
+def adaptive_search(policy: Policy, rule: str, **more: Any) -> SearchResult:
+    budget = AdaptiveSettings(error=0.02, rule=rule, least=4, **more)
+    settings = SearchSettings(method="best-of-n", n=24, adaptive=budget, aggregator="min")
+    return search_problems(policy, FirstDigit(), ["8+1-3+5"], settings)[0]
+
+
+@pytest.fixture
+def undecided_policy(world_policy: Path) -> Iterator[Policy]:
+    """A policy whose solutions differ."""
+    with contextlib.closing(open_policy(f"hf:{world_policy}")) as policy:
+        yield policy
+
+
+def test_hopeless_solutions_of_a_search_stop(undecided_policy: Policy) -> None:
+    settings = SearchSettings(method="sample", n=24)
+    everything = search_problems(undecided_policy, None, ["8+1-3+5"], settings)[0].solutions
+    found = adaptive_search(undecided_policy, "hopeless", hopeless=0.5)
+    lowest = [min(solution.scores) for solution in found.solutions[:4]]
+    limit = float(np.quantile(lowest, 0.5))
+    stopped = 0
+    for own, whole in zip(found.solutions[4:], everything[4:], strict=False):
+        assert own.steps == whole.steps[: len(own.steps)], "the same random numbers"
+        assert all(score >= limit for score in own.scores[:-1])
+        if len(own.steps) < len(whole.steps):
+            stopped += 1
+            assert own.scores[-1] < limit
+            assert not own.ended
+        assert own.scores[-1] >= limit or len(own.steps) < len(whole.steps) or own.ended
+    assert stopped
+    full = adaptive_search(undecided_policy, "hopeless", hopeless=0.0)
+    assert [solution.steps for solution in full.solutions] == [one.steps for one in everything[: len(full.solutions)]]
+
+
+def test_a_search_draws_what_early_scores_suggest(undecided_policy: Policy) -> None:
+    for success in (0.5, 0.9, 1.0):
+        found = adaptive_search(undecided_policy, "early-scores", success=success)
+        firsts = [solution.scores[0] for solution in found.solutions[:4]]
+        wanted = math.ceil(math.log(1 - success) / math.log(1 - np.mean(firsts))) if success < 1 else 24
+        assert len(found.solutions) == max(4, min(24, wanted))
+
+
+def test_rules_that_need_scores_say_so(undecided_policy: Policy) -> None:
+    with pytest.raises(ConfigError, match=r"adaptive\.error too"):
+        AdaptiveSettings(rule="hopeless")
+    settings = SearchSettings(method="sample", adaptive=AdaptiveSettings(error=0.1, rule="hopeless"))
+    with pytest.raises(ConfigError, match="needs a PRM's scores"):
+        search_problems(undecided_policy, None, ["1-2"], settings)
 
 
 def test_only_independent_solutions_vote(memorising_policy: Path) -> None:

@@ -22,11 +22,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.config import Count, Share, check
+from prism_prm.errors import SettingError
 
 GRID = 4
 """Votes are rounded to 1 / GRID of the mean weight, the leader's down and others' up."""
@@ -39,15 +41,38 @@ class AdaptiveSettings:
     error: Share | None = None
     """Stop as soon as the answer will differ from that of the full budget with at most this chance, such as 0.05. By
     default the budget is fixed."""
+    rule: Literal["safe", "hopeless", "early-scores"] = "safe"
+    """What a search does within its budget: draw until the answer is safe (safe), stop hopeless solutions too
+    (hopeless), or draw as many solutions as the scores of the first steps suggest (early-scores). The last two need a
+    PRM, and `error`. `prism rerank` simulates all three."""
     least: Count = 4
-    """The number of solutions that are drawn, complete, before anything is decided."""
+    """The number of complete solutions to draw before the first decision; in a search, also between decisions."""
     hopeless: Share = 0.1
-    """A solution stops at a step that scores below this quantile of the lowest steps of the first ones. 0: never."""
+    """Stop a solution at a step below this quantile of the lowest step scores of the first solutions. 0: never."""
     success: Share = 0.95
     """The chance of a right solution that a budget from early scores aims at."""
 
     def __post_init__(self) -> None:
         check(self)
+        if self.rule != "safe" and self.error is None:
+            raise SettingError("rule", self.rule, "needs the setting adaptive.error too, such as 0.05")
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether a PRM decides how much is written."""
+        return self.rule != "safe"
+
+    def lowest_hope(self, lowest: Sequence[float]) -> float:
+        """The score below which a step is hopeless; `lowest` has the lowest score of each of the first solutions."""
+        known = [score for score in lowest if not math.isnan(score)]
+        return float(np.quantile(known, self.hopeless)) if known and self.hopeless else -math.inf
+
+    def num_wanted(self, firsts: Sequence[float], total: int) -> int:
+        """How many of `total` solutions the scores of some first steps suggest."""
+        known = [score for score in firsts if not math.isnan(score)]
+        p = float(np.clip(np.mean(known), 1e-6, 1 - 1e-6)) if known else 1e-6
+        wanted = math.ceil(math.log(1 - self.success) / math.log(1 - p)) if self.success < 1 else total
+        return min(total, max(self.least, wanted))
 
 
 @lru_cache(maxsize=200_000)
@@ -163,18 +188,16 @@ def draw_by_early_scores(problem: Candidates, settings: AdaptiveSettings) -> Dra
     """Draw as many solutions as the first steps of some suggest, then vote."""
     assert problem.steps is not None, "it needs scores"
     total, least = len(problem.groups), min(settings.least, len(problem.groups))
-    firsts = [steps[0] for steps in problem.steps[:least] if len(steps)]
-    p = float(np.clip(np.mean(firsts), 1e-6, 1 - 1e-6)) if firsts else 1e-6
-    wanted = math.ceil(math.log(1 - settings.success) / math.log(1 - p)) if settings.success < 1 else total
-    return vote_of(problem, min(total, max(least, wanted)))
+    firsts = [float(steps[0]) for steps in problem.steps[:least] if len(steps)]
+    return vote_of(problem, settings.num_wanted(firsts, total))
 
 
 RULES: dict[str, Callable[[Candidates, AdaptiveSettings], Drawn]] = {
-    "until safe": draw_until_safe,
-    "until safe, hopeless stopped": draw_hopeful,
-    "by early scores": draw_by_early_scores,
+    "safe": draw_until_safe,
+    "hopeless": draw_hopeful,
+    "early-scores": draw_by_early_scores,
 }
-"""The first needs no scores."""
+"""By `adaptive.rule`; the first needs no scores."""
 
 
 def vote_of(problem: Candidates, count: int, groups: Sequence[int] | None = None, cost: float | None = None) -> Drawn:
@@ -194,11 +217,7 @@ def _draw(problem: Candidates, settings: AdaptiveSettings, *, stops_hopeless: bo
             scores = problem.steps[at]
             if at < settings.least:
                 lowest.append(float(scores.min()))
-            elif (
-                lowest
-                and settings.hopeless
-                and (low := np.flatnonzero(scores < np.quantile(lowest, settings.hopeless))).size
-            ):
+            elif (low := np.flatnonzero(scores < settings.lowest_hope(lowest))).size:
                 costs, group = costs[: low[0] + 1], -1
         groups.append(group)
         cost += float(np.sum(costs))

@@ -63,7 +63,7 @@ def simulate(
     ends = np.cumsum([len(grades) for grades in graded.grades])
     measured = [problem for problem in graded.measured if len(graded.grades[problem])]
     clusters, _ = number_clusters(graded.pool.problems[problem].problem.text for problem in measured)
-    names = [("until safe", ""), *((rule, prm) for prm in scores for rule in RULES)]
+    names = [("safe", ""), *((rule, prm) for prm in scores for rule in RULES)]
     results = []
     for rule, prm in names:
         rows = []  # per problem and order: solutions, cost, right, differs, and the full budget's cost and verdict

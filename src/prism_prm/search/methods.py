@@ -7,6 +7,7 @@ lists them all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -80,6 +81,11 @@ class SearchSettings:
         return self.aggregator or DEFAULT_AGGREGATOR
 
     @property
+    def samples_once(self) -> bool:
+        """Whether the solutions are independent samples that no PRM changes, so that one run serves all PRMs."""
+        return METHODS[self.method].independent and not self.adaptive.needs_scores
+
+    @property
     def needs_log_likelihood(self) -> bool:
         """Whether the policy must return the log-likelihood of its steps."""
         return self.method in RANKED and self.prm_weight < 1
@@ -111,23 +117,20 @@ Search = Generator[Expand, Children, Sequence[SearchNode]]
 
 
 def sample(start: SearchNode, settings: SearchSettings) -> Search:
-    """n solutions, in the order of their first steps; fewer, if the budget is adaptive and the answer is safe."""
+    """n solutions, in the order of their first steps; fewer, if the budget is adaptive."""
     stopping = settings.adaptive
     if stopping.error is None:
-        return (yield from _write_solutions(start, settings.n, settings, greedy=False))
-    leaves: list[SearchNode] = []
-    groups: dict[str, int] = {}
-    votes: list[int] = []
-    while len(leaves) < settings.n:
+        return (yield from _write_solutions(start, settings.n, settings))
+    leaves = yield from _write_solutions(start, min(stopping.least, settings.n), settings)
+    if stopping.rule == "early-scores":
+        firsts = [leaf.nodes()[0].score for leaf in leaves if leaf.nodes()]
+        more = stopping.num_wanted(firsts, settings.n) - len(leaves)
+        return [*leaves, *((yield from _write_solutions(start, more, settings, earlier=leaves)) if more > 0 else ())]
+    lowest = [min(node.score for node in leaf.nodes()) for leaf in leaves if leaf.nodes()]
+    hope = stopping.lowest_hope(lowest) if stopping.rule == "hopeless" else -math.inf
+    while len(leaves) < settings.n and not _answer_is_safe(leaves, settings):
         count = min(stopping.least, settings.n - len(leaves))
-        new = yield from _write_solutions(start, count, settings, greedy=False, earlier=tuple(leaves))
-        leaves += new
-        for leaf in new:
-            # Answers are compared as texts here, without a judge: equal ones that are spelled differently only delay.
-            answer = extract_answer(leaf.text[leaf.start :]).answer
-            votes.append(-1 if answer is None else groups.setdefault(normalize(answer), len(groups)))
-        if is_safe(votes_in_draws(votes, [1.0] * len(votes)), settings.n - len(leaves), stopping.error):
-            break
+        leaves = [*leaves, *(yield from _write_solutions(start, count, settings, earlier=leaves, hope=hope))]
     return leaves
 
 
@@ -136,20 +139,45 @@ def greedy(start: SearchNode, settings: SearchSettings) -> Search:
     return (yield from _write_solutions(start, 1, settings, greedy=True))
 
 
+def _answer_is_safe(leaves: Sequence[SearchNode], settings: SearchSettings) -> bool:
+    """Whether the leading answer is safe; where a PRM decides, its scores weigh the votes."""
+    stopping = settings.adaptive
+    assert stopping.error is not None, "the budget is adaptive"
+    # Answers are compared as texts here, without a judge: equal ones that are spelled differently only delay.
+    answers = [extract_answer(leaf.text[leaf.start :]).answer for leaf in leaves]
+    texts = [None if answer is None else normalize(answer) for answer in answers]
+    groups = {text: number for number, text in enumerate(dict.fromkeys(texts))} | {None: -1}
+    weights = [1.0] * len(leaves)
+    if stopping.needs_scores:
+        weights = [math.exp(leaf.log_score(settings.effective_aggregator)) for leaf in leaves]
+    votes = votes_in_draws([groups[text] for text in texts], weights)
+    return is_safe(votes, settings.n - len(leaves), stopping.error)
+
+
 def _write_solutions(
-    start: SearchNode, n: int, settings: SearchSettings, *, greedy: bool, earlier: tuple[SearchNode, ...] = ()
+    start: SearchNode,
+    n: int,
+    settings: SearchSettings,
+    *,
+    greedy: bool = False,
+    earlier: Sequence[SearchNode] = (),
+    hope: float = -math.inf,
 ) -> Search:
-    # Scores decide nothing here, so complete solutions are scored at the end, packed as one tree.
+    """Write n solutions; one of them stops at a step that scores below `hope`."""
+    # Unless scores decide something, complete solutions are scored at the end, packed as one tree.
+    scored = settings.adaptive.needs_scores
     keep = (start,) if settings.adaptive.error is not None else ()
-    (leaves,) = yield Expand((start,), (n,), greedy=greedy, scored=False, whole=True, keep=keep, held=earlier)
+    (leaves,) = yield Expand((start,), (n,), greedy, scored, whole=not scored, keep=keep, held=tuple(earlier))
     for _ in range(settings.max_steps - 1):
-        open_leaves = tuple(leaf for leaf in leaves if not leaf.is_finished)
-        if not open_leaves:
+        going = {
+            leaf: None for leaf in leaves
+            if not leaf.is_finished and not any(node.score < hope for node in leaf.new_nodes())
+        }  # fmt: skip
+        if not going:
             break
-        held = (*earlier, *(leaf for leaf in leaves if leaf.is_finished))
-        ones = (1,) * len(open_leaves)
-        grown = yield Expand(open_leaves, ones, greedy=greedy, scored=False, keep=keep, held=held)
-        after = {leaf: only for leaf, (only,) in zip(open_leaves, grown, strict=True)}
+        held = (*earlier, *(leaf for leaf in leaves if leaf not in going))
+        grown = yield Expand(tuple(going), (1,) * len(going), greedy, scored, keep=keep, held=held)
+        after = {leaf: only for leaf, (only,) in zip(going, grown, strict=True)}
         leaves = [after.get(leaf, leaf) for leaf in leaves]
     return leaves
 
@@ -324,6 +352,8 @@ def find_method(settings: SearchSettings, has_prm: bool) -> Method:
         raise ConfigError(
             f"adaptive.error: the method {settings.method} has no votes to count; use --method best-of-n or sample"
         )
+    if settings.adaptive.needs_scores and not has_prm:
+        raise ConfigError(f"adaptive.rule = {settings.adaptive.rule} needs a PRM's scores: give a PRM with --prm.")
     likelihood_only = settings.method in RANKED and settings.prm_weight == 0
     if method.needs_prm and not has_prm and not likelihood_only:
         raise ConfigError(f"The method {settings.method} needs a PRM's scores: give a PRM with --prm.")

@@ -44,8 +44,8 @@ class SearchRecipe:
     """How one of the solutions is selected. By default weighted with a PRM, and majority without. public-tests is for
     code tasks: programs that pass the public tests first, then the best score."""
     prm: tuple[str, ...] = ()
-    """A PRM: a folder, a hub id, a server (prism:URL, vllm:URL), a critic (critic:openai:URL, critic:hf:FOLDER), a
-    rival (ensemble:…, implicit:…, orm:…, logprob:…; docs/guides/rivals.md), or NAME=PLACE. Repeat to compare
+    """A PRM: a folder, a hub id, a server (prism:URL, vllm:URL), a critic (critic:openai:URL, critic:hf:FOLDER),
+    another scorer (ensemble:…, implicit:…, orm:…, logprob:…; docs/guides/rivals.md), or NAME=PLACE. Repeat to compare
     several."""
     at_once: Count = AT_ONCE
     """The number of problems searched at the same time. On Ray, this is the chunk that a worker gets."""

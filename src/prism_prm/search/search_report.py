@@ -153,7 +153,7 @@ def _introduction(recipe: SearchRecipe, points: Sequence[Point]) -> str:
     text += f"**{search.method}**: {method.about}. Steps are sampled at temperature {search.sampling.temperature:g}. "
     if used := aggregators_used(points):
         text += f"Step scores become a path's score by: {used}. "
-    if method.independent:
+    if search.samples_once:
         text += "Each value is the expectation over all ways to draw n of the sampled solutions. "
     text += (
         "Intervals are 95 % bootstrap intervals over problems. Policy tokens include dropped beams and lookaheads. PRM "

@@ -35,7 +35,7 @@ from prism_prm.search.grade_pool import (
     scores_in_pool,
     write_solutions,
 )
-from prism_prm.search.methods import METHODS, SearchSettings
+from prism_prm.search.methods import SearchSettings
 from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.rounds import FOLDER, RoundRecord, Rounds, SearchRound, record_round
 from prism_prm.search.search_report import Point, make_report
@@ -126,7 +126,7 @@ def search_task(
         grader.prepare(task.problems)
         problems, scores = task.problems[: recipe.limit], Path(store or out / "scores")
         run = Experiment(recipe, problems, job, policy_settings, policy, prms, options, grader, scores)
-        points, pools, controls = run.independent() if METHODS[recipe.search.method].independent else run.guided()
+        points, pools, controls = run.independent() if recipe.search.samples_once else run.guided()
         trees = [tree for graded in pools for tree in graded.pool.trees()]
         critics = {}
         for name, scorer in run.opened.items():
@@ -285,7 +285,7 @@ class Experiment:
         """Search at one size. Returns the results, and the seconds that it took."""
         choice = self._aggregator(prm)
         settings = replace(self.recipe.search, n=n, aggregator=None if choice is None else choice.value)
-        if METHODS[settings.method].independent:  # sampled once, without a PRM
+        if settings.samples_once:
             settings = replace(settings, method="sample")
         # Only once, because hashing billions of weights takes a while.
         self.policy_identity = self.policy_identity or workers.ask(policy_identity)

@@ -51,6 +51,11 @@ class SearchNode:
         """Whether the solution ended, or was cut off."""
         return self.written.ending != "stop"
 
+    @property
+    def score(self) -> float:
+        """P(right) of the step; NaN if it has none."""
+        return math.nan if self.probability is None else self.probability
+
     def nodes(self) -> list[SearchNode]:
         """The steps on the path to here that are not empty."""
         path: list[SearchNode] = []
