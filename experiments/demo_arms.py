@@ -23,7 +23,8 @@ from prism_prm.errors import DataError
 from prism_prm.files import write_text
 from prism_prm.job import Job
 from prism_prm.lab.demo.findings import BASE, measure_steps, title_of
-from prism_prm.lab.demo.run_demo import score_test_trees, train_base, train_by_recipe
+from prism_prm.lab.demo.prms import train_base, train_by_recipe
+from prism_prm.lab.demo.run_demo import score_test_trees
 from prism_prm.lab.demo.settings import ARMS, VALIDITY_BASE, demo_settings
 from prism_prm.lab.world.build import World, build_world
 from prism_prm.models.load_lm import quiet_transformers
@@ -72,9 +73,9 @@ def run(out: Path, seeds: tuple[int, ...], rates: dict[str, tuple[float, ...]], 
             continue
         with Job(out / f"seed-{seed}") as job:
             world = build_world(replace(settings.world, seed=seed), out / "world")
-            bases = {"qwen": train_base(job, world, settings)}
+            bases = {"qwen": train_base(job.out, world, settings, world.settings.seed)}
             family = ARMS["reasoneval"].family
-            bases[family] = train_base(job, world, settings, VALIDITY_BASE, family)
+            bases[family] = train_base(job.out, world, settings, world.settings.seed, name=VALIDITY_BASE, family=family)
             for name, key in ((BASE, "qwen"), (VALIDITY_BASE, family)):
                 path = out / "results" / f"{seed} {name} 0.json"
                 if not path.exists():
@@ -87,7 +88,7 @@ def run(out: Path, seeds: tuple[int, ...], rates: dict[str, tuple[float, ...]], 
                         continue
                     recipe = replace(arm, lr=lr).recipe(world.trees(arm.trees), bases[arm.family], budget, seed)
                     try:
-                        prm, _ = train_by_recipe(job, f"{name}-{lr:g}", recipe)
+                        prm, _ = train_by_recipe(job.out, f"{name}-{lr:g}", recipe)
                         found = measure(world, prm, arm.family, job.out / "scores", pool=seed in FRESH)
                     except DataError as error:
                         found = {"failed": str(error)}  # type: ignore[dict-item]

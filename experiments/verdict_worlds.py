@@ -22,7 +22,8 @@ from prism_prm.console import say, shown_on
 from prism_prm.files import write_text
 from prism_prm.job import Job
 from prism_prm.lab.demo.findings import BASE
-from prism_prm.lab.demo.run_demo import score_test_trees, train_by_recipe
+from prism_prm.lab.demo.prms import train_by_recipe
+from prism_prm.lab.demo.run_demo import score_test_trees
 from prism_prm.lab.demo.settings import ARMS, DemoSettings, base_recipe, demo_settings
 from prism_prm.lab.world.build import build_world
 from prism_prm.lab.world.policy import PRM_SETTINGS
@@ -47,11 +48,11 @@ def measure(family: str, settings: DemoSettings, seed: int, out: Path) -> dict[s
         fresh = job.out / f"fresh-{world.backbone.parent.name}"
         if not fresh.exists():
             init_prm(world.backbone, family=family, settings=FAMILIES[family], seed=seed, device="cpu").save(fresh)
-        base, _ = train_by_recipe(job, BASE, base_recipe(world.trees(BASE), fresh, settings.base, seed))
+        base, _ = train_by_recipe(job.out, BASE, base_recipe(world.trees(BASE), fresh, settings.base, seed))
         prms = {BASE: base}
         for name in ARMS_RUN:
             recipe = ARMS[name].recipe(world.trees(ARMS[name].trees), base, settings.arms, seed)
-            prms[name], _ = train_by_recipe(job, name, recipe)
+            prms[name], _ = train_by_recipe(job.out, name, recipe)
         found = {}
         for name, place in prms.items():
             store = ScoreStore(job.out / "scores", load_prm(place, device="cpu"))

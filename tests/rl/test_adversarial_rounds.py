@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -204,6 +205,13 @@ def test_a_policy_that_exploits_nothing_needs_no_round(folder: Path, said: list[
     assert said[-1].endswith("sampled steps is suspect: no further round is needed.")
     assert (folder / "nothing" / "report.html").exists()
     assert not (folder / "nothing" / "round-1").exists()
+
+
+def test_without_prefixes_the_rounds_end_and_say_why(folder: Path, said: list[str]) -> None:
+    shutil.copytree(folder / "prm", folder / "strict")
+    set_threshold(folder / "strict", 1.0)
+    assert len(train_rounds(folder / "recipe.toml", folder / "none", assignments=[f"prm={folder / 'strict'}"])) == 1
+    assert "None of 8 problems has a right solution that the PRM scores high" in said[-1]
 
 
 def test_the_next_round_can_continue_with_the_trained_policy(folder: Path) -> None:

@@ -54,11 +54,11 @@ def test_a_plain_trainer_is_watched_and_stopped(world_policy: Path, tmp_path: Pa
     assert any("held_out/answer" in line for line in trainer.state.log_history)
 
 
-def test_an_alarm_recommends_a_round() -> None:
+def test_an_alarm_gives_advice() -> None:
     by_truth = Alarm(40, 30, 0.1, 0.02, "answer", "answer")
     assert by_truth.advice == (
-        "The policy may exploit the reward: keep the policy of update 30, and retrain the PRM on what it exploits "
-        "(`prism grpo --rounds 1`)."
+        "The policy may exploit the reward: keep the policy of update 30, and train again with a KL penalty "
+        "(`trainer.beta`)."
     )
     assert "Compare with true answers" in Alarm(40, 30, 0.1, 0.02, VOTE, VOTE).advice
 

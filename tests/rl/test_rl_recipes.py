@@ -16,6 +16,7 @@ NAMES = {
     "qwen2.5-1.5b-qwen-prm": ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-Math-PRM-7B"),
     "qwen2.5-1.5b-prism": ("Qwen/Qwen2.5-1.5B-Instruct", "runs/qwen2.5-math-prm-7b"),
     "qwen2.5-1.5b-rounds": ("Qwen/Qwen2.5-1.5B-Instruct", "runs/qwen2.5-math-prm-7b"),
+    "qwen2.5-coder-0.5b-rounds": ("Qwen/Qwen2.5-Coder-0.5B-Instruct", "runs/smollm2-base/rounds/1_all"),
     "smollm2-135m-gsm8k": ("HuggingFaceTB/SmolLM2-135M-Instruct", "runs/smollm2-135m"),
 }
 OF_THE_PAPER = ("aime-2024", "amc-83", "gsm8k", "math-500", "minerva", "olympiadbench")

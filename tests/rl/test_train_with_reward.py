@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.lab.demo.reinforcement import OracleGold
@@ -19,6 +21,7 @@ from prism_prm.lab.world.problems import draw_problems
 from prism_prm.rl.alarm import PROXY, VOTE, MonitorSettings, TrainedPolicy, read_samples
 from prism_prm.rl.reward import PRMReward
 from prism_prm.rl.trainer import train_with_reward
+from prism_prm.train.recipe import Lora
 
 TRAINER: dict[str, Any] = {
     "max_steps": 4, "per_device_train_batch_size": 16, "num_generations": 4, "learning_rate": 1e-3,
@@ -155,6 +158,24 @@ def test_a_checkpoint_cut_short_is_passed_over(world_policy: Path, tmp_path: Pat
         train(world_policy, tmp_path, dying)
     (tmp_path / "checkpoints" / "checkpoint-3").mkdir()
     assert [look.update for look in train(world_policy, tmp_path).points] == [0, 2, 4]
+
+
+def test_adapters_are_trained_resumed_and_merged(world_policy: Path, tmp_path: Path) -> None:
+    lora = Lora(r=4)
+    whole = train(world_policy, tmp_path / "whole", lora=lora)
+    dying = DyingReward(OracleScorer(QUICK.modulus), "min")
+    dying.left = 5
+    with pytest.raises(KilledError):
+        train(world_policy, tmp_path / "killed", dying, lora=lora)
+    resumed = train(world_policy, tmp_path / "killed", lora=lora)
+    assert [look.by_problem for look in resumed.points] == [look.by_problem for look in whole.points]
+    assert whole.points[0].numbers["kl"] == pytest.approx(0, abs=1e-4), "adapters start as nothing"
+    before, after = (load_file(folder / "model.safetensors") for folder in (world_policy, whole.policy))
+    assert before.keys() == after.keys(), "an ordinary model folder"
+    moved = {name.rsplit(".", 2)[-2] for name in before if not torch.equal(before[name], after[name])}
+    assert moved == set(lora.targets)
+    with pytest.raises(ConfigError, match="lora"):
+        train(world_policy, tmp_path / "whole", lora=Lora(r=2))
 
 
 def flattery(prompts: Sequence[str], completions: Sequence[str], trainer_state: Any, **_: Any) -> list[float]:

@@ -114,8 +114,8 @@ class Alarm:
         if self.gold == VOTE:
             return "Compare with true answers: an improving policy also leaves the untrained policy's answers."
         return (
-            f"The policy may exploit the reward: keep the policy of update {self.since}, and retrain the PRM on what "
-            "it exploits (`prism grpo --rounds 1`)."
+            f"The policy may exploit the reward: keep the policy of update {self.since}, and train again with a KL "
+            "penalty (`trainer.beta`)."
         )
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from prism_prm.models.model_files import check_model
 from prism_prm.rl.alarm import MonitorSettings
 from prism_prm.rl.credit import find_credit
 from prism_prm.search.label_rules import LabelSettings
-from prism_prm.train.recipe import Recipe, load_recipe
+from prism_prm.train.recipe import Lora, Recipe, load_recipe
 from prism_prm.train.recipe import check_places as check_training
 
 
@@ -128,7 +128,7 @@ class RoundSettings:
     """With labels = "rollouts": a step is right if any of its rollouts reaches the answer (any), at least half of them
     (half), or a fraction above T (value>T)."""
     repeat: Count = 4
-    """How many times the new trees are in the data of the retrained PRM. They are few beside the old ones, and seen
+    """How many times the new trees are in the data of the retrained PRM. They are few beside the old ones: seen
     once or twice, most exploits would still pass."""
     seed: Natural = 0
     """The seed for all sampling."""
@@ -171,6 +171,8 @@ class GrpoRecipe:
     rounds: RoundSettings = field(default_factory=RoundSettings)
     load: PrmOptions = field(default_factory=PrmOptions)
     """How to load the PRM: dtype, device, family, …; for a critic, its settings in the table `critic`."""
+    lora: Lora | None = None
+    """Train adapters of the policy instead of all its weights; `policy/` has them merged in. By default all weights."""
     trainer: dict[str, Any] = field(default_factory=dict)
     """Settings of TRL's GRPOConfig, passed on unchanged."""
 

@@ -316,7 +316,7 @@ class PRMReward:
         if self._clip != "card":
             return self._clip
         card = card_values(self.scorer)
-        if card is None or card.threshold == DEFAULT_THRESHOLD:
+        if card is None or (card.threshold == DEFAULT_THRESHOLD and card.calibration is None):
             found = (
                 "has no card" if card is None else f"has only the default threshold, {DEFAULT_THRESHOLD}, in its card"
             )

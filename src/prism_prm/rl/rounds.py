@@ -33,7 +33,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.files import write_text
 from prism_prm.job import Job, content_key, stoppable
 from prism_prm.rl.alarm import MEASURED, EvalPoint, TrainedPolicy
-from prism_prm.rl.exploits import Exploits, Labeler, find_exploits
+from prism_prm.rl.exploits import UNSOLVED, Exploits, Labeler, find_exploits
 from prism_prm.rl.recipe import GrpoRecipe, RoundSettings, training_recipe
 from prism_prm.rl.report import make_rounds_report
 from prism_prm.rl.train_policy import split_problems, train_policy
@@ -112,6 +112,12 @@ def train_rounds(
             state.wait_for_everyone()
             trees.append(folder / "exploits" / "trees.parquet")
             counts = json.loads((folder / "exploits" / "exploits.json").read_text(encoding="utf-8"))["counts"]
+            if counts["problems"] == counts.get(UNSOLVED, 0):
+                say(
+                    f"None of {counts['problems']:,} problems has a right solution that the PRM scores high, so no "
+                    "steps were sampled and the rounds end. Use more or easier problems: rounds.problems, rounds.tries."
+                )
+                break
             if not counts["suspects"]:
                 say(f"None of {counts.get('candidates', 0):,} sampled steps is suspect: no further round is needed.")
                 break

@@ -18,7 +18,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.files import JsonLines, write_text
 from prism_prm.grading.graders import unguarded
 from prism_prm.job import Job, content_key
-from prism_prm.models.model_files import load_tokenizer, local_folder
+from prism_prm.models.model_files import load_tokenizer, local_folder, plain_folder
 from prism_prm.paths import file_name
 from prism_prm.rl.alarm import TrainedPolicy
 from prism_prm.rl.monitor import AnswerGold, problem_rows
@@ -94,7 +94,8 @@ def train_policy(
             curve = train_with_reward(
                 recipe.policy, reward, train=problem_rows(train, recipe.prompting, tokenizer),
                 held_out=problem_rows(held_out, recipe.prompting, tokenizer), gold=AnswerGold(grader), out=out,
-                trainer=trainer, credit=recipe.credit, monitor=recipe.monitor, identity=identity, begin=begin,
+                trainer=trainer, credit=recipe.credit, monitor=recipe.monitor, lora=recipe.lora, identity=identity,
+                begin=begin,
             )  # fmt: skip
         after = _evaluate(recipe, str(curve.policy), out / "evaluation" / "after", state)
         if state.is_main_process:
@@ -140,11 +141,8 @@ def split_problems(recipe: GrpoRecipe) -> tuple[list[TaskProblem], list[TaskProb
 
 
 def load_tokenizer_of(policy: str) -> Any:
-    """Load the tokenizer of a model's folder, which may be a GGUF file."""
-    folder = local_folder(policy)
-    gguf = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
-    options: dict[str, Any] = {"gguf_file": gguf[0].name} if gguf else {}
-    return load_tokenizer(folder, **options)
+    """Load the tokenizer of a model's folder, which may hold a GGUF file."""
+    return load_tokenizer(plain_folder(local_folder(policy)))
 
 
 @contextlib.contextmanager

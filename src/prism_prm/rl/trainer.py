@@ -33,6 +33,8 @@ from prism_prm.rl.credit import STEPS_ONLY, Graded, find_credit, standardize
 from prism_prm.rl.monitor import Gold, Monitor, Reward, Row
 from prism_prm.rl.reward import AsyncPRMReward, PRMReward
 from prism_prm.rl.spans import TokenSpans
+from prism_prm.train.model import merge_adapters
+from prism_prm.train.recipe import Lora
 
 try:
     import trl
@@ -178,6 +180,7 @@ def train_with_reward(
     trainer: Mapping[str, Any],
     credit: str = "outcome",
     monitor: MonitorSettings | None = None,
+    lora: Lora | None = None,
     identity: str = "",
     begin: Callable[[], None] = lambda: None,
 ) -> TrainedPolicy:
@@ -193,6 +196,7 @@ def train_with_reward(
         trainer: settings of TRL's `GRPOConfig`, passed on unchanged.
         credit: how steps get their advantage; see `prism_prm.rl.credit`.
         monitor: how often to evaluate, and with how many samples.
+        lora: train these adapters instead of all weights; the trained policy has them merged in.
         identity: identifies the reward: a run does not resume with another one.
         begin: called before the training, after the settings are checked against those of the folder.
     """
@@ -208,6 +212,7 @@ def train_with_reward(
         "policy": hash_tensors(texts, model.state_dict().items()), "reward": identity, "credit": credit,
         "train": content_key([dict(row) for row in train]), "held_out": content_key([dict(row) for row in held_out]),
         "trainer": dict(trainer), "monitor": dataclasses.asdict(monitor),
+        **({} if lora is None else {"lora": {**dataclasses.asdict(lora), "targets": list(lora.targets)}}),
     }  # fmt: skip
     before = read_run_file(out)
     refuse_changes(out, before.get("made_with", made_with), made_with, free=FREE)
@@ -232,6 +237,8 @@ def train_with_reward(
             "model": model, "reward_funcs": [reward], "args": settings, "processing_class": tokenizer,
             "train_dataset": Dataset.from_list([dict(row) for row in train]),
         }  # fmt: skip
+        if lora is not None:
+            options["peft_config"] = lora.config(task_type="CAUSAL_LM")
         try:
             has_steps = isinstance(reward, PRMReward)
             grpo: Any = StepGRPOTrainer(**options, credit=credit) if has_steps else GRPOTrainer(**options)
@@ -255,7 +262,11 @@ def train_with_reward(
                 for path in set(checkpoints.glob("checkpoint-*")).difference(complete_checkpoints()):
                     shutil.rmtree(path)
         with writing(out / POLICY):
-            grpo.save_model(str(out / POLICY))
+            if lora is None:
+                grpo.save_model(str(out / POLICY))
+            elif is_main:
+                merge_adapters(grpo.accelerator.unwrap_model(grpo.model)).save_pretrained(out / POLICY)
+                tokenizer.save_pretrained(out / POLICY)
     if is_main:
         write_text(out / LOG, json.dumps(grpo.state.log_history) + "\n")
         write_text(out / RUN, json.dumps({"made_with": made_with, "finished": True}, indent=2) + "\n")

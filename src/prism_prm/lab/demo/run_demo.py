@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.aggregate import card_values, choose_aggregator
-from prism_prm.backends.load_prm import init_prm, load_prm
-from prism_prm.config import from_mapping
-from prism_prm.console import prefixed, progress, say
+from prism_prm.backends.load_prm import load_prm
+from prism_prm.console import progress, say
 from prism_prm.data.pools import read_pool
 from prism_prm.data.tables import iter_trees
 from prism_prm.errors import DataError
 from prism_prm.evaluate.benchmarks import Item
 from prism_prm.evaluate.measure import Steps
 from prism_prm.evaluate.score_files import collect_steps
-from prism_prm.job import Job, content_key, stoppable
+from prism_prm.job import Job, stoppable
 from prism_prm.lab.demo.asymmetry import AsymmetryMap, MapSettings
 from prism_prm.lab.demo.findings import (
     BASE,
@@ -32,18 +31,17 @@ from prism_prm.lab.demo.findings import (
     find,
     guided_search,
 )
+from prism_prm.lab.demo.prms import train_base, train_by_recipe
 from prism_prm.lab.demo.reinforcement import ORACLE, SKIPPED, PolicyRun, policy_trainings, train_policies
 from prism_prm.lab.demo.report import make_report
-from prism_prm.lab.demo.settings import ARMS, VALIDITY_BASE, DemoSettings, base_recipe, demo_settings
+from prism_prm.lab.demo.rewards import RewardStudy, add_rewards
+from prism_prm.lab.demo.settings import ARMS, VALIDITY_BASE, DemoSettings, demo_settings
 from prism_prm.lab.world.build import FORMAT, World, build_world
 from prism_prm.lab.world.oracle import OracleScorer
-from prism_prm.lab.world.policy import PRM_SETTINGS
 from prism_prm.lab.world.trees import PERTURBATIONS
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.search.grade_pool import scores_by_prm
 from prism_prm.store import Request, ScoreStore
-from prism_prm.train.recipe import Recipe
-from prism_prm.train.train_prm import train_prm
 
 
 def run_demo(
@@ -56,7 +54,7 @@ def run_demo(
         seeds: the number of worlds; several give intervals.
         first_seed: the seed of the first world.
         full: all ablations, tests out of distribution, all ways to assign credit in reinforcement learning, and the
-            asymmetry map of the first world.
+            asymmetry map and the rewards under optimization of the first world.
         quick: a much smaller world that takes about a minute; its numbers mean nothing.
 
     Example:
@@ -81,6 +79,12 @@ def run_demo(
             asymmetry = AsymmetryMap(first.world, out / f"seed-{first.seed}" / "map", on_map)
             asymmetry.measure()
             asymmetry.add_to(report)
+            if settings.rl is not None:
+                study = RewardStudy(
+                    first.world, out / f"seed-{first.seed}", settings, rl_seed=first.seed, prm_seed=first.seed,
+                    problems=40 if quick else 600,
+                )  # fmt: skip
+                add_rewards(report, study)
         report.write(out)
         # Links with short names to the most useful folders.
         links = {"data": first.world.data, "policy": first.world.policy}
@@ -98,7 +102,7 @@ def run_seed(settings: DemoSettings, seed: int, out: Path) -> SeedResult:
     with Job(out / f"seed-{seed}") as job, stoppable(lambda: f"seed {seed}"):
         world = build_world(replace(settings.world, seed=seed), out / "world", far=settings.far)
 
-        base = train_base(job, world, settings)
+        base = train_base(job.out, world, settings, seed)
         prms, scored = {BASE: base}, {BASE: score(job, BASE, base, world)}
         bases = {"qwen": base}
 
@@ -107,11 +111,13 @@ def run_seed(settings: DemoSettings, seed: int, out: Path) -> SeedResult:
         for name in settings.names:
             family = ARMS[name].family
             if family not in bases:
-                bases[family] = prms[VALIDITY_BASE] = train_base(job, world, settings, VALIDITY_BASE, family)
+                bases[family] = prms[VALIDITY_BASE] = train_base(
+                    job.out, world, settings, seed, name=VALIDITY_BASE, family=family
+                )
                 scored[VALIDITY_BASE] = score(job, VALIDITY_BASE, bases[family], world, family)
             recipe = ARMS[name].recipe(world.trees(ARMS[name].trees), bases[family], settings.arms, seed)
             try:
-                prms[name], rounds[name] = train_by_recipe(job, name, recipe)
+                prms[name], rounds[name] = train_by_recipe(job.out, name, recipe)
             except DataError as error:
                 failed[name] = str(error)
                 say(f"{name}: not trained. {error}")
@@ -125,25 +131,6 @@ def run_seed(settings: DemoSettings, seed: int, out: Path) -> SeedResult:
             scorers: dict[str, Path | OracleScorer] = {**prms, ORACLE: OracleScorer(world.settings.modulus)}
             policies = train_policies(policy_trainings(world, scorers, runs, rl, job.out / "policies"))
         return SeedResult(seed, world, prms, scored, rounds, failed, policies, settings.rl)
-
-
-def train_base(job: Job, world: World, settings: DemoSettings, name: str = BASE, family: str = "qwen") -> Path:
-    """Train a base PRM, which starts as the backbone with a fresh head."""
-    seed = world.settings.seed
-    fresh = job.out / f"fresh-{world.backbone.parent.name}{'' if family == 'qwen' else f'-{name}'}"
-    if not fresh.exists():
-        init_prm(world.backbone, family=family, settings=PRM_SETTINGS, seed=seed, device="cpu").save(fresh)
-    return train_by_recipe(job, name, base_recipe(world.trees(BASE), fresh, settings.base, seed, family))[0]
-
-
-def train_by_recipe(job: Job, name: str, recipe: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Train a PRM; returns the folder of the best round, and the validation of all rounds."""
-    from accelerate import Accelerator
-
-    folder = job.out / f"{name}-{content_key(FORMAT, recipe)}"
-    with prefixed(name), stoppable(lambda: f"of {name}"):
-        finished = train_prm(from_mapping(Recipe, recipe), folder, accelerator=Accelerator(cpu=True))
-    return Path(finished["best"]), finished["rounds"]
 
 
 def score(job: Job, name: str, prm: Path, world: World, family: str = "qwen") -> Scored:
