@@ -108,7 +108,7 @@ def sample(given: argparse.Namespace, recipe: SearchRecipe) -> None:
 def pool_of(journal: Path, problems: Sequence[TaskProblem]) -> tuple[Pool, int]:
     """The finished samples, each with exp(mean log-probability) as the score of its steps; and their tokens."""
     lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
-    done = {line["key"]: line["record"]["found"] for line in lines if "key" in line}
+    done = {line["key"]: line["record"] for line in lines if "key" in line}
     entries, tokens = [], 0
     for problem in problems:
         if problem.text not in done:

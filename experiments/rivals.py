@@ -26,6 +26,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from prism_prm.backends.load_prm import open_prm
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.backends.rivals import LARGE, SUMMARIES, Confidence, LocalTokens
 from prism_prm.data.pools import Pool, read_pool
 from prism_prm.models.language_module import LanguageModule, log_probability, self_certainty, top_confidence
@@ -53,10 +54,10 @@ def together(trees: list[StepTree]) -> tuple[StepTree, list[list[int]]]:
     return StepTree(0, trees[0].problem, tuple(nodes), tuple(parents), ()), paths
 
 
-def read(model: str, pool: Pool, out: Path, problems: int, solutions: int) -> None:
+def read(model: str, pool: Pool, out: Path, problems: int, solutions: int, dtype: str) -> None:
     """Write the confidences and activations of the first solutions of each problem."""
     torch.set_num_threads(1)
-    scorer = open_prm(f"logprob:hf:{model}")
+    scorer = open_prm(f"logprob:hf:{model}", PrmOptions(dtype=dtype))
     assert isinstance(scorer, Confidence)
     assert isinstance(scorer.source, LocalTokens)
     prm = scorer.source.prm
@@ -148,9 +149,10 @@ def main() -> None:
     writing.add_argument("--scores", action="append", default=[])
     reading.add_argument("--problems", type=int, default=60)
     reading.add_argument("--solutions", type=int, default=8)
+    reading.add_argument("--dtype", default="float32", help="of the model, such as bfloat16")
     args = parser.parse_args()
     if args.command == "read":
-        read(args.model, read_pool([args.pool]), args.read_file, args.problems, args.solutions)
+        read(args.model, read_pool([args.pool]), args.read_file, args.problems, args.solutions, args.dtype)
     else:
         others = {name: Path(file) for name, _, file in (given.partition("=") for given in args.scores)}
         scores(args.pool, args.read_file, args.graded, args.folder, others)
