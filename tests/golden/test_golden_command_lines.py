@@ -32,12 +32,13 @@ MODELS = (
     "prms/base", "prms/prism", "runs/my-prm", "my-prm", "run", "RUN", "prism-demo/prms/base",
     "runs/smollm2-base/rounds/1_all", "runs/smollm2-135m", "runs/qwen2.5-math-prm-7b", "Qwen/Qwen2.5-Math-PRM-7B",
     "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-Math-1.5B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct",
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "GAIR/ReasonEval-7B", "runs/base",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "GAIR/ReasonEval-7B", "runs/base", "runs/coder-base/rounds/1_all",
+    "Qwen/Qwen2.5-Coder-0.5B-Instruct", "Qwen/Qwen2.5-Coder-1.5B-Instruct",
 )  # fmt: skip
 """Models that commands look for before their work begins; here they are folders."""
 LABELED = (
     "phase1_train.jsonl", "math500.jsonl", "math500/test.jsonl", "solutions.jsonl", "pool.jsonl", "data/a.jsonl",
-    "trees/a.jsonl",
+    "trees/a.jsonl", "fixes.jsonl", "humaneval.jsonl", "condefects_python.jsonl",
 )  # fmt: skip
 TREES = ("labels", "prism-demo/data", "runs/answers/labels")
 
