@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
@@ -44,6 +45,10 @@ last ones, so these fixtures are made once, and nobody waits for a long test in 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {Path(__file__).parent / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # thousands of tests and all of torch need not be searched in every collection
 
 
 @pytest.fixture(autouse=True)

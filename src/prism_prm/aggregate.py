@@ -181,6 +181,12 @@ class CardLike(Protocol):
     @property
     def calibration(self) -> Calibration | None: ...
 
+    @property
+    def segmenter(self) -> str: ...
+
+    @property
+    def thinking(self) -> str: ...
+
 
 class HasCard(Protocol):
     """A scorer, or a record that describes one."""
@@ -194,8 +200,9 @@ def card_values(scorer: HasCard | None) -> CardValues | None:
     card = None if scorer is None else scorer.card
     if card is None or isinstance(card, CardValues):
         return card
-    more = {name: getattr(card, name) for name in ("segmenter", "thinking") if hasattr(card, name)}
-    return CardValues(card.aggregator, card.threshold, calibration=card.calibration, **more)
+    return CardValues(
+        card.aggregator, card.threshold, calibration=card.calibration, segmenter=card.segmenter, thinking=card.thinking
+    )
 
 
 def calibration_of(scorer: HasCard) -> Calibration | None:

@@ -23,9 +23,9 @@ class Objective:
 
     name: Literal["sc", "bce", "hybrid", "listwise", "listwise+bce", "implicit"] = "sc"
     """`sc`: the step-contrastive loss −log σ(r⁺ − r⁻). `bce`: pointwise cross-entropy. `hybrid`: their sum. `listwise`:
-    conditional logit over all steps after a prefix, each prefix with weight one. `listwise+bce`: that plus bce.
-    `implicit`: cross-entropy on outcomes of r = β · log π(solution) / π_ref(solution), where π_ref is the backbone; it
-    trains a language model (docs/guides/rivals.md)."""
+    conditional logit over all steps after a prefix; every prefix has the same weight. `listwise+bce`: listwise plus
+    bce. `implicit`: cross-entropy on outcomes of r = β · log π(solution) / π_ref(solution), where π_ref is the
+    backbone; it trains a language model (docs/guides/rivals.md)."""
     on: Literal["pairs", "labels"] = "pairs"
     """What to train on: `pairs`, or (only with `bce`) `labels`, every labeled step once, hard or soft."""
     space: Literal["probability", "log-odds"] = "probability"

@@ -114,14 +114,17 @@ class Sampling:
     max_tokens: Count = 2048
     """The maximum number of tokens of a solution. A longer one is cut."""
     stop: str = STOP
-    """The string between two steps. Within code it ends a step only where brackets and strings are closed."""
+    """The string between two steps. Within code it ends a step only where brackets and strings are closed. With the
+    segmenter code it is a line break by default."""
     segmenter: str | None = field(default=None, metadata={SHOWN: "the PRM's card, else paragraph"})
-    """How text is cut into steps: paragraph (at the stop string), thinking, marker, sentence or tokens."""
+    """How text is cut into steps: paragraph (at the stop string), thinking, marker, sentence, tokens or code."""
 
     def __post_init__(self) -> None:
         check(self)
         if self.segmenter is not None:
-            find_segmenter(self.segmenter)
+            segmenter, _ = find_segmenter(self.segmenter)
+            if self.stop == STOP:
+                object.__setattr__(self, "stop", segmenter.stop)
 
     @property
     def cuts_at_stop(self) -> bool:

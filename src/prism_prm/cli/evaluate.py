@@ -24,7 +24,7 @@ class EvalCommand(EvalSettings):
     """The benchmarks: prmbench, processbench, labeled, pairs, or one that an installed package adds."""
     prm: tuple[str, ...] = ()
     """The PRM: a folder, a hub id, a training run, prism:URL, vllm:URL, critic:openai:URL, critic:hf:FOLDER, or
-    one of its rivals: ensemble:…, implicit:…, orm:…, logprob:… (docs/guides/rivals.md)."""
+    another scorer: ensemble:…, implicit:…, orm:…, logprob:… (docs/guides/rivals.md)."""
     data: tuple[str, ...] = ()
     """The benchmark's files, folders or hub id. A folder may contain one named after the benchmark. By default the data
     comes from the hub. Partial benchmarks are fine."""

@@ -22,14 +22,14 @@ from prism_prm.config import Setting
 WIDEST = 100
 """Columns; longer lines are hard to read."""
 BRIEF = {
-    "adaptive.error": "Simulate budgets that stop when the answer is safe at this risk.",
+    "adaptive.error": "Simulate budgets that stop when the answer is safe, up to this risk.",
     "aggregators": "How step scores become one: last, min, product, mean, soft-min, adjusted-min.",
     "answer_field": "The field that holds the reference answer.",
     "bench": "prmbench, processbench, labeled or pairs; several: a,b.",
     "consensus": "Keep only labels that this PRM or critic confirms.",
     "check": "Compare the labels with this file of exact ones.",
     "family": "The PRM's family, if its folder does not name it.",
-    "label.method": "Who gets rollouts: monte-carlo, binary, adaptive.",
+    "label.method": "Which steps get rollouts: monte-carlo, binary, adaptive.",
     "label.rule": "A step is right by: any, half, value>T or soft.",
     "label.alternatives": "Other candidates to sample under each prefix.",
     "load.device": "Where models run: cpu, cuda, cuda:1, …",

@@ -24,7 +24,7 @@ class RerankCommand(RerankSettings):
     """The pool of solutions: .jsonl, .json, .parquet, a folder, or a hub dataset."""
     prm: tuple[str, ...] = ()
     """A PRM to score with, or NAME=PRM: a folder, hub id, prism:URL, vllm:URL, critic:openai:URL, critic:hf:FOLDER,
-    or one of its rivals: ensemble:…, implicit:…, orm:…, logprob:… (docs/guides/rivals.md)."""
+    or another scorer: ensemble:…, implicit:…, orm:…, logprob:… (docs/guides/rivals.md)."""
     scores: tuple[str, ...] = ()
     """Existing scores of this pool, or NAME=FILE: a table, or JSON lines of {"name", "scores"} per problem."""
     task: str | None = None

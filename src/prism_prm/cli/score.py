@@ -30,8 +30,8 @@ class ScoreCommand:
     """Files, folders or hub datasets: problems with steps, trees, or pools. With --pairs, a folder of `prism pairs`."""
     prm: tuple[str, ...] = ()
     """The PRM: a folder, a hub id, a training run, prism:URL, vllm:URL, critic:openai:URL, critic:hf:FOLDER, or
-    one of its rivals: ensemble:…, implicit:…, orm:…, logprob:… (docs/guides/rivals.md). With --show, several can stand
-    side by side; NAME=PRM names one."""
+    another scorer: ensemble:…, implicit:…, orm:…, logprob:… (docs/guides/rivals.md). --show shows several side by side;
+    NAME=PRM names one."""
     pairs: bool = False
     """Write the margin r⁺ − r⁻ of every pair instead, and show the paper's curriculum bins."""
     show: bool = False

@@ -20,7 +20,8 @@ class ServeCommand(ServeSettings):
     """The settings of `prism serve`."""
 
     prm: tuple[str, ...] = ()
-    """A PRM to serve, or NAME=PRM: a folder, a hub id, critic:openai:URL or critic:hf:FOLDER."""
+    """A PRM to serve, or NAME=PRM: a folder, hub id, prism:URL, vllm:URL, critic:openai:URL, critic:hf:FOLDER, or
+    another scorer: ensemble:…, implicit:…, orm:…, logprob:… (docs/guides/rivals.md)."""
     results: tuple[str, ...] = ()
     """Results to show on the page, also while they are being made: a folder or NAME=FOLDER, as for `prism view`."""
     data: tuple[str, ...] = ()
@@ -39,8 +40,8 @@ class ServeCommand(ServeSettings):
 def serve(settings: ServeCommand) -> None:
     """Serve PRMs over HTTP, for people (a page at /) and for programs.
 
-    Programs are clients of vLLM (/pooling), OpenRLHF (/get_reward), our own (/v1/steps) and, with --policy, OpenAI
-    (/v1/chat/completions answers by search). A busy server answers 429. SIGTERM or Ctrl-C lets requests finish.
+    It has its own API (/v1/steps), and answers clients of vLLM (/pooling), OpenRLHF (/get_reward) and, with --policy,
+    OpenAI (/v1/chat/completions, by search). A busy server answers 429. SIGTERM or Ctrl-C lets requests finish.
     """
     from prism_prm.serve.serve_prms import serve_prms
 
