@@ -137,18 +137,36 @@ def test_hopeless_solutions_of_a_search_stop(undecided_policy: Policy) -> None:
     found = adaptive_search(undecided_policy, "hopeless", hopeless=0.5)
     lowest = [min(solution.scores) for solution in found.solutions[:4]]
     limit = float(np.quantile(lowest, 0.5))
-    stopped = 0
-    for own, whole in zip(found.solutions[4:], everything[4:], strict=False):
-        assert own.steps == whole.steps[: len(own.steps)], "the same random numbers"
-        assert all(score >= limit for score in own.scores[:-1])
-        if len(own.steps) < len(whole.steps):
-            stopped += 1
-            assert own.scores[-1] < limit
-            assert not own.ended
-        assert own.scores[-1] >= limit or len(own.steps) < len(whole.steps) or own.ended
-    assert stopped
+    # The same random numbers: the solutions of a fixed budget, without those that have a low step.
+    digits = [[next((int(c) / 10 for c in step if c in "123456789"), 0.5) for step in one.steps] for one in everything]
+    hopeful = [one.steps for one, scores in zip(everything[4:], digits[4:], strict=True) if min(scores) >= limit]
+    assert len(hopeful) < 20
+    kept = [one.steps for one in found.solutions[4:]]
+    assert kept == hopeful[: len(kept)]
+    assert found.policy_tokens < search_tokens(undecided_policy, 24)
     full = adaptive_search(undecided_policy, "hopeless", hopeless=0.0)
     assert [solution.steps for solution in full.solutions] == [one.steps for one in everything[: len(full.solutions)]]
+
+
+def search_tokens(policy: Policy, n: int) -> int:
+    [found] = search_problems(policy, None, ["8+1-3+5"], SearchSettings(method="sample", n=n))
+    return found.policy_tokens
+
+
+def test_steps_without_a_score_decide_nothing() -> None:
+    scores = [[math.nan, 0.5, 0.8], [math.nan, 0.7], [math.nan]]
+    assert AdaptiveSettings(error=0.1, hopeless=0.5).lowest_hope(scores) == pytest.approx(0.6)
+    assert AdaptiveSettings(error=0.1, least=1).num_wanted([[math.nan, 0.5]], 8) == 5  # log(0.05) / log(0.5) = 4.3
+    assert AdaptiveSettings(error=0.1).lowest_hope([[math.nan]]) == -math.inf
+
+
+def test_a_budget_of_tokens_keeps_the_solutions_so_far(undecided_policy: Policy) -> None:
+    limit = search_tokens(undecided_policy, 4) + 1
+    budget = AdaptiveSettings(error=0.0, least=4)
+    settings = SearchSettings(method="sample", n=24, adaptive=budget, max_policy_tokens=limit)
+    [found] = search_problems(undecided_policy, None, ["8+1-3+5"], settings)
+    [first] = search_problems(undecided_policy, None, ["8+1-3+5"], SearchSettings(method="sample", n=4))
+    assert {one.steps for one in first.solutions} <= {one.steps for one in found.solutions}
 
 
 def test_a_search_draws_what_early_scores_suggest(undecided_policy: Policy) -> None:

@@ -19,7 +19,7 @@ c. p is the mean score of the first steps of some solutions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -62,17 +62,22 @@ class AdaptiveSettings:
         """Whether a PRM decides how much is written."""
         return self.rule != "safe"
 
-    def lowest_hope(self, lowest: Sequence[float]) -> float:
-        """The score below which a step is hopeless; `lowest` has the lowest score of each of the first solutions."""
-        known = [score for score in lowest if not math.isnan(score)]
-        return float(np.quantile(known, self.hopeless)) if known and self.hopeless else -math.inf
+    def lowest_hope(self, scores: Iterable[Sequence[float] | Floats]) -> float:
+        """The score below which a step is hopeless, by the step scores of the first solutions."""
+        lowest = [min(known) for own in scores if (known := _known(own))]
+        return float(np.quantile(lowest, self.hopeless)) if lowest and self.hopeless else -math.inf
 
-    def num_wanted(self, firsts: Sequence[float], total: int) -> int:
-        """How many of `total` solutions the scores of some first steps suggest."""
-        known = [score for score in firsts if not math.isnan(score)]
-        p = float(np.clip(np.mean(known), 1e-6, 1 - 1e-6)) if known else 1e-6
+    def num_wanted(self, scores: Iterable[Sequence[float] | Floats], total: int) -> int:
+        """How many of `total` solutions the first steps of some suggest, by their step scores."""
+        firsts = [known[0] for own in scores if (known := _known(own))]
+        p = float(np.clip(np.mean(firsts), 1e-6, 1 - 1e-6)) if firsts else 1e-6
         wanted = math.ceil(math.log(1 - self.success) / math.log(1 - p)) if self.success < 1 else total
         return min(total, max(self.least, wanted))
+
+
+def _known(scores: Sequence[float] | Floats) -> list[float]:
+    """Without steps that have no score, such as thinking that is only context."""
+    return [float(score) for score in scores if not math.isnan(score)]
 
 
 @lru_cache(maxsize=200_000)
@@ -188,8 +193,7 @@ def draw_by_early_scores(problem: Candidates, settings: AdaptiveSettings) -> Dra
     """Draw as many solutions as the first steps of some suggest, then vote."""
     assert problem.steps is not None, "it needs scores"
     total, least = len(problem.groups), min(settings.least, len(problem.groups))
-    firsts = [float(steps[0]) for steps in problem.steps[:least] if len(steps)]
-    return vote_of(problem, settings.num_wanted(firsts, total))
+    return vote_of(problem, settings.num_wanted(problem.steps[:least], total))
 
 
 RULES: dict[str, Callable[[Candidates, AdaptiveSettings], Drawn]] = {
@@ -210,15 +214,11 @@ def vote_of(problem: Candidates, count: int, groups: Sequence[int] | None = None
 
 def _draw(problem: Candidates, settings: AdaptiveSettings, *, stops_hopeless: bool) -> Drawn:
     total, groups, cost = len(problem.groups), [], 0.0
-    lowest: list[float] = []
+    hope = settings.lowest_hope(problem.steps[: settings.least]) if stops_hopeless and problem.steps else -math.inf
     for at in range(total):
         group, costs = int(problem.groups[at]), problem.costs[at]
-        if stops_hopeless and problem.steps is not None and len(problem.steps[at]):
-            scores = problem.steps[at]
-            if at < settings.least:
-                lowest.append(float(scores.min()))
-            elif (low := np.flatnonzero(scores < settings.lowest_hope(lowest))).size:
-                costs, group = costs[: low[0] + 1], -1
+        if problem.steps is not None and at >= settings.least and (low := np.flatnonzero(problem.steps[at] < hope)).size:
+            costs, group = costs[: low[0] + 1], -1
         groups.append(group)
         cost += float(np.sum(costs))
         if at + 1 >= min(settings.least, total):

@@ -293,12 +293,12 @@ class SearchEngine:
         for running, children in zip(active, grown, strict=True):
             flat = [node for siblings in children for node in siblings]
             running.alive += flat
-            running.finished += [node for node in flat if node.is_finished and not running.expansion.keep]
-            looked_ahead = bool(running.expansion.keep)
+            looked_ahead = running.expansion.ahead
+            running.finished += [node for node in flat if node.is_finished and not looked_ahead]
             result = self._advance(running, children, flat)
             if result is not None:
                 done[running] = result
-            decided = None if running.expansion.keep else [*running.expansion.nodes, *running.expansion.held]
+            decided = None if looked_ahead else [*running.expansion.nodes, *running.expansion.held]
             kept = decided if result is None else result
             new_nodes = [one for node in flat for one in node.new_nodes()]
             rounds.append(SearchRound(running.index, new_nodes, looked_ahead, kept, result is not None))

@@ -104,6 +104,8 @@ class Expand:
     """Whether all new steps up to the end of the solution may be written at once."""
     keep: tuple[SearchNode, ...] = ()
     """Other nodes that will be expanded later; all others are dropped."""
+    ahead: bool = False
+    """Whether the new steps only show where the kept nodes lead, and are then thrown away."""
     shown: tuple[SearchNode, ...] = ()
     """Nodes to add to the result, besides earlier solutions and the new nodes, if the budget ends here."""
     held: tuple[SearchNode, ...] = ()
@@ -122,15 +124,16 @@ def sample(start: SearchNode, settings: SearchSettings) -> Search:
     if stopping.error is None:
         return (yield from _write_solutions(start, settings.n, settings))
     leaves = yield from _write_solutions(start, min(stopping.least, settings.n), settings)
+    scores = [[node.score for node in leaf.nodes()] for leaf in leaves]
     if stopping.rule == "early-scores":
-        firsts = [leaf.nodes()[0].score for leaf in leaves if leaf.nodes()]
-        more = stopping.num_wanted(firsts, settings.n) - len(leaves)
+        more = stopping.num_wanted(scores, settings.n) - len(leaves)
         return [*leaves, *((yield from _write_solutions(start, more, settings, earlier=leaves)) if more > 0 else ())]
-    lowest = [min(node.score for node in leaf.nodes()) for leaf in leaves if leaf.nodes()]
-    hope = stopping.lowest_hope(lowest) if stopping.rule == "hopeless" else -math.inf
-    while len(leaves) < settings.n and not _answer_is_safe(leaves, settings):
-        count = min(stopping.least, settings.n - len(leaves))
-        leaves = [*leaves, *(yield from _write_solutions(start, count, settings, earlier=leaves, hope=hope))]
+    hope = stopping.lowest_hope(scores) if stopping.rule == "hopeless" else -math.inf
+    left = settings.n - len(leaves)
+    while left > 0 and not _answer_is_safe(leaves, left, settings):
+        new = yield from _write_solutions(start, min(stopping.least, left), settings, earlier=leaves, hope=hope)
+        left -= len(new)
+        leaves = [*leaves, *(leaf for leaf in new if not any(node.score < hope for node in leaf.nodes()))]
     return leaves
 
 
@@ -139,8 +142,8 @@ def greedy(start: SearchNode, settings: SearchSettings) -> Search:
     return (yield from _write_solutions(start, 1, settings, greedy=True))
 
 
-def _answer_is_safe(leaves: Sequence[SearchNode], settings: SearchSettings) -> bool:
-    """Whether the leading answer is safe; where a PRM decides, its scores weigh the votes."""
+def _answer_is_safe(leaves: Sequence[SearchNode], left: int, settings: SearchSettings) -> bool:
+    """Whether the leading answer is safe, if `left` more may be drawn; where a PRM decides, its scores weigh the votes."""
     stopping = settings.adaptive
     assert stopping.error is not None, "the budget is adaptive"
     # Answers are compared as texts here, without a judge: equal ones that are spelled differently only delay.
@@ -151,7 +154,7 @@ def _answer_is_safe(leaves: Sequence[SearchNode], settings: SearchSettings) -> b
     if stopping.needs_scores:
         weights = [math.exp(leaf.log_score(settings.effective_aggregator)) for leaf in leaves]
     votes = votes_in_draws([groups[text] for text in texts], weights)
-    return is_safe(votes, settings.n - len(leaves), stopping.error)
+    return is_safe(votes, left, stopping.error)
 
 
 def _write_solutions(
@@ -244,7 +247,7 @@ def look_ahead(
         finished = tuple(ends[node] for node in candidates if ends[node].is_finished)
         grown = yield Expand(
             tuple(ends[node] for node in active), (1,) * len(active), greedy=True, keep=tuple(candidates),
-            shown=finished,
+            ahead=True, shown=finished,
         )  # fmt: skip
         for node, (only,) in zip(active, grown, strict=True):
             ends[node] = only
