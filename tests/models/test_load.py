@@ -212,6 +212,11 @@ def test_gguf_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert not converted.exists()
     assert len(list(users.glob("prism-prm/gguf/*/*/model/config.json"))) == 1
 
+    (users / "prism-prm").rename(tmp_path / "away")
+    (users / "prism-prm").write_text("nothing can be written here")
+    shutil.copytree(next((tmp_path / "away" / "gguf").iterdir()), converted)
+    load_hf(folder)  # a conversion beside the file needs no other place
+
 
 def test_a_gguf_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gguf_model(tmp_path / "model")

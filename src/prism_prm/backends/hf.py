@@ -30,6 +30,7 @@ from prism_prm.backends.policy import (
 )
 from prism_prm.errors import ModelError
 from prism_prm.models.attention import SHARED, attention_windows, set_kernel
+from prism_prm.models.gguf_files import find_gguf
 from prism_prm.models.load_lm import halving, hash_tensors, language_model, pick_device, pick_dtype, plain_config
 from prism_prm.models.model_files import local_folder, tokenizer_text
 
@@ -233,7 +234,7 @@ def load_hf(
     """Load a policy from a hub id, a folder, or a folder with one GGUF file."""
     target = pick_device(device)
     folder = local_folder(str(name))
-    if not (folder / "config.json").exists() and not any(folder.glob("*.gguf")):
+    if not (folder / "config.json").exists() and find_gguf(folder) is None:
         raise ModelError(f"{folder}: neither config.json nor a .gguf file, so this is not a model folder")
     model, tokenizer = language_model(folder, pick_dtype(dtype, target), target)
     check_decoding(model)

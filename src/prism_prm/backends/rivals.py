@@ -19,9 +19,10 @@ from prism_prm.backends.open_rival import CONFIDENCES, WINDOW, RivalPlace
 from prism_prm.backends.openai import API_KEY, TOP, served_model
 from prism_prm.backends.policy import Prompting, chat_text, render
 from prism_prm.console import Advance, bar_on_stderr, ignore
-from prism_prm.errors import DataError, ModelError
+from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.models.card import prm_folder
 from prism_prm.models.families.language_model import LanguageModel, OutcomeReward
+from prism_prm.models.gguf_files import find_gguf
 from prism_prm.models.language_module import log_probability, self_certainty, token_values, top_confidence
 from prism_prm.models.packing import EncodedTree, describe, encode_tree
 from prism_prm.models.prm import PRM, PackItem, fit, score_items
@@ -399,7 +400,9 @@ def _open_model(name: str, family: str, load: Mapping[str, Any]) -> PRM:
     from prism_prm.backends.load_prm import init_prm, load_prm
 
     folder = prm_folder(name)
-    if Path(folder).is_dir() and any(Path(folder).glob("*.gguf")):
+    if Path(folder).is_dir() and find_gguf(Path(folder)) is not None:
+        if family == OutcomeReward.name:
+            raise ConfigError(f"orm:{name}: a GGUF file has no head that scores solutions; name a sequence classifier")
         options = ("dtype", "device", "attn", "token_budget", "on_too_long", "allow_pickle")
         return init_prm(folder, family=family, **{option: load[option] for option in options})
     prm = load_prm(folder, **{**load, "family": family, "local": None, "check": False})

@@ -6,17 +6,19 @@ are keyed by the SHA-256 of the file, which is computed again only if the file's
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prism_prm.console import say
-from prism_prm.errors import MissingExtraError, ModelError
+from prism_prm.errors import MissingExtraError, ModelError, PrismError
 from prism_prm.files import atomic_folder, remove_parts, waiting_lock, write_text
 
+CONVERTED = ".converted"
 STAMP = "source.json"
 """The size, time and SHA-256 of the file."""
 
@@ -31,11 +33,11 @@ def find_gguf(folder: Path) -> Path | None:
 
 def converted(file: Path, part: str, convert: Callable[[Path], None]) -> Path:
     """Return the folder with a part of the converted file; the first call makes it with `convert`."""
-    beside = file.with_name(f"{file.name}.converted")
-    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    beside = file.with_name(f"{file.name}{CONVERTED}")
+    users = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     cache = users / "prism-prm" / "gguf" / hashlib.sha256(os.fsencode(file.absolute())).hexdigest()[:16]
     root = beside if os.access(beside if beside.is_dir() else file.parent, os.W_OK) else cache
-    sha256 = _sha256(file, root / STAMP)
+    sha256 = _sha256(file, (beside / STAMP, cache / STAMP)) or _make_stamp(file, root / STAMP)
     for place in (beside, cache):
         if (place / sha256 / part).is_dir():
             return place / sha256 / part
@@ -50,7 +52,7 @@ def converted(file: Path, part: str, convert: Callable[[Path], None]) -> Path:
             say(f"{file}: converting its {part}, once, into {root}")
             with atomic_folder(made) as partial:
                 convert(partial)
-                if _sha256(file, root / STAMP) != sha256:
+                if (_sha256(file, (root / STAMP,)) or _make_stamp(file, root / STAMP)) != sha256:
                     raise ModelError(f"{file}: changed while it was converted; load it again when it is complete")
             for old in root.iterdir():
                 if old.is_dir() and old.name != sha256:
@@ -58,17 +60,26 @@ def converted(file: Path, part: str, convert: Callable[[Path], None]) -> Path:
     return made
 
 
-def _sha256(file: Path, stamp: Path) -> str:
-    """The SHA-256 of the file, from the stamp if its size and time are the same."""
+def _facts(file: Path) -> dict[str, int]:
     stat = file.stat()
-    facts = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    try:
-        before = json.loads(stamp.read_text(encoding="utf-8"))
-        if all(before[name] == value for name, value in facts.items()):
-            return str(before["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # there is none, or it is damaged
+    return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def _sha256(file: Path, stamps: Iterable[Path]) -> str | None:
+    """The SHA-256 of the file, from the first stamp with the same size and time."""
+    for stamp in stamps:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
+            before = json.loads(stamp.read_text(encoding="utf-8"))
+            if all(before[name] == value for name, value in _facts(file).items()):
+                return str(before["sha256"])
+    return None
+
+
+def _make_stamp(file: Path, stamp: Path) -> str:
+    """Compute the SHA-256 of the file, and keep it if the stamp can be written."""
+    facts = _facts(file)
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
-    write_text(stamp, json.dumps({**facts, "sha256": sha256}) + "\n")
+    with contextlib.suppress(PrismError):
+        write_text(stamp, json.dumps({**facts, "sha256": sha256}) + "\n")
     return sha256

@@ -78,7 +78,7 @@ def check_model(name: str | Path, *, allow_pickle: bool = False) -> None:
                 f"{name}: there is no such model folder.{nearest(name)} A model on the hub is named owner/name."
             )
         return
-    if is_adapter(folder) or any(folder.glob("*.gguf")):
+    if is_adapter(folder) or find_gguf(folder) is not None:
         return
     if not (folder / CONFIG_FILE).exists():
         inside = sorted(str(path.parent) for path in folder.glob(f"*/{CONFIG_FILE}"))[:3]
@@ -116,7 +116,7 @@ def config_folder(name: str, *, needs_config: bool = True) -> Path:
     if not folder.is_dir():
         check_model(name)
         return _download(name, [pattern for pattern in _WANTED if "safetensors" not in pattern])
-    if needs_config and not (folder / CONFIG_FILE).exists() and not any(folder.glob("*.gguf")):
+    if needs_config and not (folder / CONFIG_FILE).exists() and find_gguf(folder) is None:
         raise ModelError(f"{folder}: no {CONFIG_FILE}, so this is not a model folder")
     return folder
 

@@ -10,6 +10,7 @@ from typing import Any
 from prism_prm.config import read_settings, read_toml
 from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError, ModelError
+from prism_prm.models.gguf_files import find_gguf
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.models.model_files import CONFIG_FILE, check_model
 from prism_prm.paths import named_places, nearest, split_name
@@ -59,7 +60,7 @@ class StandIn:
         """Raise if the config or tokenizer of the model `name` does not exist. Does not contact the hub."""
         if self.config is not None and self.config not in SIZES:
             folder = Path(self.config)
-            if not folder.is_dir() or not (any(folder.glob("*.gguf")) or (folder / CONFIG_FILE).exists()):
+            if not folder.is_dir() or not ((folder / CONFIG_FILE).exists() or find_gguf(folder) is not None):
                 raise ModelError(
                     f"plan.config = {self.config}: neither a folder with {CONFIG_FILE} nor one of {', '.join(SIZES)}"
                 )

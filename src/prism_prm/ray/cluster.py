@@ -19,6 +19,7 @@ from typing import Any
 
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
 from prism_prm.files import atomic_folder, waiting_lock, writing
+from prism_prm.models.gguf_files import CONVERTED
 from prism_prm.ray import LOCAL, RaySettings
 
 
@@ -177,6 +178,8 @@ def pack(ray: Any, folder: str) -> FolderCopy:
     files = []
     for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
+        if f"{CONVERTED}/" in name:  # each node converts a GGUF file itself
+            continue
         digest.update(f"{name}\0{path.stat().st_size}\0".encode())
         refs = []
         with path.open("rb") as file:
