@@ -122,7 +122,7 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand_in: StandIn, margins: 
         gpus=cluster.count,
         sharded=sharded,
     )
-    score_bytes = BYTES[hardware.dtype]  # scores are not computed in mixed precision
+    score_bytes = BYTES[hardware.dtype]  # scores use the weights' own dtype; only cached states may have 16 bits
     stages = [counter.stage(name, cluster, score_bytes, times) for name, counter, times in scorings]
     for count in counts:
         flops, busiest = count.flops(sizes, setup), count.busiest(sizes, setup)

@@ -44,6 +44,8 @@ def fill_cache(prm: PRM, *examples: Examples, share: Share | None = None) -> Non
     assert prm.cache is not None, "a PRM is loaded with a cache or without"
     share = share or Share()
     work = [as_one_tree(some, indices) for some in examples for indices in some.by_tree()]
+    if not work:
+        return
     sizes_T = np.array([prm.count_tokens(tree) for tree, _ in work])
     chunk_T = np.cumsum(sizes_T) // (PASSES_PER_SHARD * prm.token_budget)
     left, tokens, seconds = int(sizes_T.sum()), 0, 0.0

@@ -197,7 +197,8 @@ class HardwareSettings:
     nothing is frozen."""
     cache: str | None = None
     """A folder that caches the activations of frozen layers, so that only the other layers run. Several runs and
-    `prism eval` can share it. With mixed_precision = "bf16", activations are computed and stored in 16 bits."""
+    `prism eval` can share it. With mixed_precision = "bf16", activations are computed and stored in 16 bits, and the
+    run's margins and validation use them; commands without that cache score in full precision."""
     cache_gb: NotNegative = 50.0
     """The size limit of the cache folder in GB. When it is full, other activations are computed each time."""
     lora: Lora | None = None

@@ -159,7 +159,7 @@ def train_prm(
         if recipe.objective.name == "implicit":
             run.reference = base
             with progress("reference", len(train)) as advance:
-                store = ScoreStore(folder / "scores", base)
+                store = ScoreStore(run.scores, base)
                 run.reference_N = score_examples(store, train, share=run.share, advance=advance)[:, 0]
 
         # The margins of the base PRM sort the pairs into rounds; every round starts from the PRM of the one before.
@@ -202,6 +202,9 @@ class _Stages:
 
     def __init__(self, recipe: Recipe, folder: Path, accelerator: Accelerator) -> None:
         self.recipe, self.folder, self.accelerator = recipe, folder, accelerator
+        has_rounded = bool(recipe.hardware.cache) and recipe.hardware.mixed_precision == "bf16"
+        self.scores = folder / ("scores-bf16" if has_rounded else "scores")
+        """The score store. Scores from states in 16 bits are kept apart from those in full precision."""
         self.log: RunLog | None = None
         """Only on the main process."""
         self.is_main: bool = accelerator.is_main_process
@@ -256,9 +259,7 @@ class _Stages:
         if not needs_margins(train, self.recipe):
             return rounds_of(train, kinds, self.recipe, None)
         with progress("margins", len(np.unique(train.tree))) as advance:
-            log_odds_N2 = score_examples(
-                ScoreStore(self.folder / "scores", prm), train, share=self.share, advance=advance
-            )
+            log_odds_N2 = score_examples(ScoreStore(self.scores, prm), train, share=self.share, advance=advance)
         margins = margins_of(log_odds_N2)
         binned = rounds_of(train, kinds, self.recipe, margins)
         if self.is_main:
@@ -277,6 +278,8 @@ class _Stages:
         folder: Path,
     ) -> None:  # fmt: skip
         """Train one round from the PRM at `start` on the chosen examples, and save its PRM."""
+        from accelerate.utils import gather_object
+
         examples = train.take(chosen)
         reference_N = None if self.reference_N is None else self.reference_N[chosen]
         recipe, hardware, accelerator = self.recipe, self.recipe.hardware, self.accelerator
@@ -294,7 +297,9 @@ class _Stages:
             (recipe.seed, number), self.folder / "checkpoints" / name, num_updates, reference_N,
         )  # fmt: skip
         if prm.cache is not None:
-            work.kept_reads = KeptReads.of(prm.cache, work.examples, prm.family, work.limits)
+            kept = KeptReads.of(prm.cache, work.examples, prm.family, work.limits)
+            if all(gather_object([kept is not None])):  # processes that divide an update differently train wrongly
+                work.kept_reads = kept
         say(
             f"round {name}: {len(work.examples)} examples in {len(work.updates)} updates, "
             f"{trained:,} of {total:,} parameters trained, processes: {self.share.world}"
@@ -339,7 +344,7 @@ class _Stages:
                 scorer: Scorer = place if isinstance(place, PRM) else self.load(place)
                 if isinstance(scorer, PRM) and self.reference is not None:
                     scorer = ImplicitPRM(scorer, self.reference)
-                store = ScoreStore(self.folder / "scores", scorer)
+                store = ScoreStore(self.scores, scorer)
                 with progress(f"validating {name}", self.validation.num_trees) as advance:
                     result = self.validation.measure(store, self.recipe.validation, self.share, advance)
             if self.log is not None:
