@@ -142,11 +142,21 @@ def test_exclusions_find_equal_and_overlapping_problems(tmp_path: Path) -> None:
     assert not Exclusions.read([second], ngram=0).match(f"On Monday, {LONG}")
 
 
-def test_a_file_without_problems_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("record", ['{"text": "x"}', '{"task": "MATH", "query": "What is 1 + 1?"}'])
+def test_a_file_without_problems_is_refused(tmp_path: Path, record: str) -> None:
     file = tmp_path / "a.jsonl"
-    file.write_text('{"text": "x"}\n')
+    file.write_text(record + "\n")
     with pytest.raises(DataError, match=r"a\.jsonl:1: no problem in any of the fields"):
         Exclusions.read([file])
+
+
+def test_bug_fixes_are_excluded_by_their_task(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"task": 7, "buggy": "a", "fixed": "b"}\n{"task": "sum of all", "faulty": "a", "correct": "b"}\n')
+    exclusions = Exclusions.read([file])
+    assert exclusions.match("7")
+    assert exclusions.match("sum of all")
+    assert not exclusions.match("8")
 
 
 def test_real_overlaps(real_data: Path) -> None:

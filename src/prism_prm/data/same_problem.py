@@ -247,15 +247,20 @@ class Exclusions(KnownProblems[str]):
 
 _FIELDS = (
     "problem", "question", "questions", "prompt", "original_question", "modified_question", "question_content", "input",
-    "statement", "task",
+    "statement",
 )  # fmt: skip
+_PROGRAMS = ("buggy", "faulty")
+"""Only a bug fix may name its problem by `task`; elsewhere that is often a kind of problem."""
 
 
 def _problems_in(record: Mapping[str, Any]) -> list[str]:
     """Return every field of a record that is a problem."""
     problems = []
-    for name in _FIELDS:
+    names = (*_FIELDS, "task") if any(name in record for name in _PROGRAMS) else _FIELDS
+    for name in names:
         value = record.get(name)
+        if name == "task" and isinstance(value, int):
+            value = str(value)
         if isinstance(value, dict):  # PRM800K keeps the problem in {"question": {"problem": …}}
             value = value.get("problem")
         if isinstance(value, str) and value.strip():
