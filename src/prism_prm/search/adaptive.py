@@ -217,8 +217,10 @@ def _draw(problem: Candidates, settings: AdaptiveSettings, *, stops_hopeless: bo
     hope = settings.lowest_hope(problem.steps[: settings.least]) if stops_hopeless and problem.steps else -math.inf
     for at in range(total):
         group, costs = int(problem.groups[at]), problem.costs[at]
-        if problem.steps is not None and at >= settings.least and (low := np.flatnonzero(problem.steps[at] < hope)).size:
-            costs, group = costs[: low[0] + 1], -1
+        if problem.steps is not None and at >= settings.least:
+            low = np.flatnonzero(problem.steps[at] < hope)
+            if low.size:
+                costs, group = costs[: low[0] + 1], -1
         groups.append(group)
         cost += float(np.sum(costs))
         if at + 1 >= min(settings.least, total):

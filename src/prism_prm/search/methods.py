@@ -143,7 +143,7 @@ def greedy(start: SearchNode, settings: SearchSettings) -> Search:
 
 
 def _answer_is_safe(leaves: Sequence[SearchNode], left: int, settings: SearchSettings) -> bool:
-    """Whether the leading answer is safe, if `left` more may be drawn; where a PRM decides, its scores weigh the votes."""
+    """Whether the leading answer is safe if `left` more may be drawn. A PRM that decides also weighs the votes."""
     stopping = settings.adaptive
     assert stopping.error is not None, "the budget is adaptive"
     # Answers are compared as texts here, without a judge: equal ones that are spelled differently only delay.

@@ -29,7 +29,7 @@ from prism_prm.job import Job, content_key
 from prism_prm.lab.demo.prms import train_base, train_by_recipe
 from prism_prm.lab.demo.reinforcement import ANSWER, STREAM, OracleGold, Reinforcement
 from prism_prm.lab.demo.settings import ARMS, DemoSettings
-from prism_prm.lab.world.build import World, load_policy, unseen_problems
+from prism_prm.lab.world.build import FORMAT, World, load_policy, unseen_problems
 from prism_prm.lab.world.oracle import OracleScorer, OracleStep, judge_step
 from prism_prm.lab.world.policy import prompt_of
 from prism_prm.lab.world.problems import Problem
@@ -90,7 +90,8 @@ class RewardStudy:
         self.world, self.folder, self.settings, self.prm_seed = world, folder, settings, prm_seed
         self.rl: Reinforcement = settings.rl
         self.rl_seed, self.num_problems = rl_seed, problems
-        self.policies = folder / f"seed-{rl_seed}"
+        made_with = content_key(FORMAT, settings, prm_seed, problems, world.policy.parent.name)
+        self.policies = folder / f"seed-{rl_seed}-{made_with}"
 
     @property
     def rounds(self) -> RoundSettings:
