@@ -82,6 +82,17 @@ def test_hopeless_solutions_stop_at_their_first_low_step() -> None:
     assert draw_all(problem, AdaptiveSettings()).cost == 30 + 30 + 7 + 30
 
 
+def test_stopped_solutions_do_not_weigh_on_the_votes_of_others() -> None:
+    """Here three votes to one are not safe, however many hopeless solutions follow."""
+    steps = [np.array([0.9])] * 4 + [np.array([0.1])] * 20
+    groups = np.array([0, 0, 0, 1] + [0] * 20)
+    weights = np.array([0.9] * 4 + [0.1] * 20)
+    problem = Candidates(groups, groups == 0, weights, [np.ones(1)] * 24, steps)
+    settings = AdaptiveSettings(error=0.05, least=4, hopeless=0.1)
+    assert not is_safe([3, 1], 2, settings.error or 0)
+    assert draw_hopeful(problem, settings).num_solutions == 23  # one more vote cannot make up for two
+
+
 @pytest.mark.parametrize(("first", "expected"), [(0.9, 2), (0.5, 5), (0.1, 8)])
 def test_budgets_from_early_scores(first: float, expected: int) -> None:
     # log(0.05) / log(0.5) = 4.3 → 5; with 0.9 two are enough; with 0.1 all eight are drawn.
@@ -119,7 +130,7 @@ class FirstDigit(Scorer):
 
 
 def adaptive_search(policy: Policy, rule: str, **more: Any) -> SearchResult:
-    budget = AdaptiveSettings(error=0.02, rule=rule, least=4, **more)
+    budget = AdaptiveSettings(error=0.02 if rule == "hopeless" else None, rule=rule, least=4, **more)
     settings = SearchSettings(method="best-of-n", n=24, adaptive=budget, aggregator="min")
     return search_problems(policy, FirstDigit(), ["8+1-3+5"], settings)[0]
 
@@ -146,6 +157,17 @@ def test_hopeless_solutions_of_a_search_stop(undecided_policy: Policy) -> None:
     assert found.policy_tokens < search_tokens(undecided_policy, 24)
     full = adaptive_search(undecided_policy, "hopeless", hopeless=0.0)
     assert [solution.steps for solution in full.solutions] == [one.steps for one in everything[: len(full.solutions)]]
+
+
+def test_a_budget_of_tokens_does_not_return_hopeless_solutions(undecided_policy: Policy) -> None:
+    budget = AdaptiveSettings(error=0.0, rule="hopeless", least=4, hopeless=0.5)
+    everything = adaptive_search(undecided_policy, "hopeless", hopeless=0.5)
+    num_tokens = everything.policy_tokens
+    for limit in range(num_tokens // 2, num_tokens, max(1, num_tokens // 16)):
+        settings = SearchSettings("best-of-n", n=24, adaptive=budget, aggregator="min", max_policy_tokens=limit)
+        [found] = search_problems(undecided_policy, FirstDigit(), ["8+1-3+5"], settings)
+        hope = float(np.quantile([min(one.scores) for one in found.solutions[:4]], 0.5))
+        assert all(min(one.scores) >= hope for one in found.solutions[4:])
 
 
 def search_tokens(policy: Policy, n: int) -> int:
@@ -180,15 +202,16 @@ def test_a_search_draws_what_early_scores_suggest(undecided_policy: Policy) -> N
 def test_rules_that_need_scores_say_so(undecided_policy: Policy) -> None:
     with pytest.raises(ConfigError, match=r"adaptive\.error too"):
         AdaptiveSettings(rule="hopeless")
+    AdaptiveSettings(rule="early-scores")
     settings = SearchSettings(method="sample", adaptive=AdaptiveSettings(error=0.1, rule="hopeless"))
     with pytest.raises(ConfigError, match="needs a PRM's scores"):
         search_problems(undecided_policy, None, ["1-2"], settings)
 
 
-def test_only_independent_solutions_vote(memorising_policy: Path) -> None:
+def test_only_independent_solutions_have_an_adaptive_budget(memorising_policy: Path) -> None:
     settings = SearchSettings(method="beam", adaptive=AdaptiveSettings(error=0.1))
     with (
         contextlib.closing(open_policy(f"hf:{memorising_policy}")) as policy,
-        pytest.raises(ConfigError, match="no votes"),
+        pytest.raises(ConfigError, match="no independent solutions"),
     ):
         search_problems(policy, None, ["1-2"], settings)

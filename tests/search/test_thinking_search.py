@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,15 @@ from prism_prm.backends.policy import (
     open_policy,
     render,
 )
+from prism_prm.data.pools import read_pool
+from prism_prm.errors import ConfigError
 from prism_prm.grading.extract import extract_answer
 from prism_prm.net import RetryPolicy
 from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.search.engine import search_problems
 from prism_prm.search.methods import SearchSettings
+from prism_prm.search.recipes import SearchRecipe
+from prism_prm.search.search_task import search_task
 from prism_prm.segments import SEGMENTERS, roles_of, split_text
 from prism_prm.tree import StepTree
 from tiny import qwen_tokenizer
@@ -96,6 +101,29 @@ def test_every_method_cuts_the_text_of_a_thinking_policy(method: Any, segmenter:
     assert found.solutions[0].scores == pytest.approx([1 / (1 + 2.718281828 ** -(len(s) / 50)) for s in expected])
     assert "thinking" in roles_of(expected)
     assert extract_answer("\n\n".join(expected)).answer == "4"
+
+
+@pytest.mark.parametrize("method", ["best-of-n", "beam"])
+def test_solutions_are_cut_by_the_card_of_the_prm(method: Any, tmp_path: Path) -> None:
+    """Also independent ones, which are written without a PRM."""
+    task = tmp_path / "task.jsonl"
+    task.write_text('{"problem": "Q?", "answer": "4"}\n')
+
+    def steps(segmenter: str) -> set[tuple[str, ...]]:
+        recipe = SearchRecipe(
+            task=str(task), n=(2,), prm=("lengths",), policy=PolicySettings("hf:fake"),
+            search=SearchSettings(method, expand=2),
+        )  # fmt: skip
+        policy, prms = Thinker(), {"lengths": Lengths(CardValues(segmenter=segmenter))}
+        out = tmp_path / segmenter
+        search_task(recipe, out, prms=prms, policy=policy, judges=1)
+        return {solution.steps for solution in read_pool(out / "pools" / "lengths-n2.jsonl").solutions}
+
+    for segmenter in ("paragraph", "sentence"):
+        assert steps(segmenter) == {tuple(split_text(TEXT, segmenter))}
+    (tmp_path / "sentence").rename(tmp_path / "thinking")
+    with pytest.raises(ConfigError, match=r"sampling\.segmenter = thinking \(was sentence\)"):
+        steps("thinking")
 
 
 def test_a_budget_counts_thinking_tokens() -> None:

@@ -30,7 +30,7 @@ from prism_prm.job import Job, locked
 from prism_prm.models.card import read_card
 from prism_prm.models.lower_cache import CacheSettings, LowerCache
 from prism_prm.train.recipe import Recipe, load_recipe
-from prism_prm.train.train_prm import make_data, train_prm
+from prism_prm.train.train_prm import data_segmenter, make_data, train_prm
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tiny_recipe.json"
 
@@ -423,6 +423,36 @@ def test_other_cache_settings_go_on_with_a_run(recipe_file: Path, finished: Path
     assert run(recipe_file, finished, "hardware.cache_gb=1")["best"].startswith(str(finished))
     with pytest.raises(ConfigError, match=r"was started with other settings.*lr = 0.5"):
         run(recipe_file, finished, "hardware.cache_gb=1", "train.lr=0.5")
+
+
+def test_a_cache_of_rounded_states_cannot_be_added_later(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+    """With bf16, margins and validation would change in the middle of the run; without, only the time does."""
+    more = ["hardware.frozen_layers=1", "hardware.mixed_precision=bf16"]
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    saved = out / "recipe.toml"
+    saved.write_text(saved.read_text().replace('mixed_precision = "no"', 'mixed_precision = "bf16"'))
+    saved.write_text(saved.read_text().replace("frozen_layers = 0", "frozen_layers = 1"))
+    assert run(recipe_file, out, *more)
+    with pytest.raises(ConfigError, match=r"was started with other settings.*hardware.cache = "):
+        run(recipe_file, out, *more, f"hardware.cache={out / 'cache'}")
+
+
+def test_the_card_names_the_segmenter_of_the_data(tmp_path: Path) -> None:
+    for chosen, formats, expected in [
+        (None, {"bug-fixes": 3}, "code"), (None, {"prm800k": 3}, None), ("sentence", {"bug-fixes": 3}, "sentence")
+    ]:  # fmt: skip
+        summary = {"settings": {"segmenter": chosen}, "records": {"formats": formats}}
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
+        assert data_segmenter(tmp_path) == expected
+    assert data_segmenter(tmp_path / "other") is None
+
+
+def test_bug_fixes_train_a_prm_that_reads_logical_lines(recipe_file: Path, tmp_path: Path) -> None:
+    fixes = Path(__file__).parents[1] / "data" / "bug_fixes.jsonl"
+    more = ["data.split={train=1.0}", "validation.split=", "curriculum.mode=none", "data.pairs.lookahead=none"]
+    found = run(recipe_file, tmp_path / "run", f"data.inputs={json.dumps([str(fixes)])}", *more)
+    assert load_prm(Path(found["best"])).card.segmenter == "code"
 
 
 def test_with_kept_states_a_run_ends_the_same(recipe_file: Path, tmp_path: Path) -> None:

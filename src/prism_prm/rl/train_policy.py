@@ -30,6 +30,7 @@ from prism_prm.search.methods import SearchSettings
 from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.search_report import Point
 from prism_prm.search.search_task import search_task
+from prism_prm.segments import DEFAULT_SEGMENTER
 
 if TYPE_CHECKING:
     from prism_prm.rl.monitor import Reward
@@ -158,9 +159,11 @@ def _open_reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> I
     reward = PRMReward(recipe.prm, **shaping, sandbox=recipe.sandbox, prm_options=options)
     scorer = reward.scorer
     try:
-        # The aggregator and the value to clip at may come from the card. Otherwise its threshold affects only what is
-        # logged, not the reward. How rewards are scaled is among the trainer's settings.
+        # The aggregator, the value to clip at and the segmenter may come from the card. Otherwise its threshold affects
+        # only what is logged, not the reward. How rewards are scaled is among the trainer's settings.
         shaping |= {"type": "RewardSettings", "aggregator": reward.aggregator, "clip": reward.clip}
+        if reward.segmenter != DEFAULT_SEGMENTER:
+            shaping["segmenter"] = reward.segmenter
         calibration = calibration_of(scorer)
         yield reward, content_key(scorer.identity(), shaping, *([] if calibration is None else [calibration]))
     finally:

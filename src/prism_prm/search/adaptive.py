@@ -43,8 +43,8 @@ class AdaptiveSettings:
     default the budget is fixed."""
     rule: Literal["safe", "hopeless", "early-scores"] = "safe"
     """What a search does within its budget: draw until the answer is safe (safe), stop hopeless solutions too
-    (hopeless), or draw as many solutions as the scores of the first steps suggest (early-scores). The last two need a
-    PRM, and `error`. `prism rerank` simulates all three."""
+    (hopeless), or draw as many solutions as the scores of the first steps suggest (early-scores). The first two need
+    `error`, the last two a PRM. `prism rerank` simulates all three."""
     least: Count = 4
     """The number of complete solutions to draw before the first decision; in a search, also between decisions."""
     hopeless: Share = 0.1
@@ -54,8 +54,13 @@ class AdaptiveSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.rule != "safe" and self.error is None:
+        if self.rule == "hopeless" and self.error is None:
             raise SettingError("rule", self.rule, "needs the setting adaptive.error too, such as 0.05")
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the full budget is drawn."""
+        return self.error is None and self.rule == "safe"
 
     @property
     def needs_scores(self) -> bool:
@@ -215,16 +220,19 @@ def vote_of(problem: Candidates, count: int, groups: Sequence[int] | None = None
 def _draw(problem: Candidates, settings: AdaptiveSettings, *, stops_hopeless: bool) -> Drawn:
     total, groups, cost = len(problem.groups), [], 0.0
     hope = settings.lowest_hope(problem.steps[: settings.least]) if stops_hopeless and problem.steps else -math.inf
+    complete: list[int] = []
     for at in range(total):
         group, costs = int(problem.groups[at]), problem.costs[at]
-        if problem.steps is not None and at >= settings.least:
-            low = np.flatnonzero(problem.steps[at] < hope)
-            if low.size:
-                costs, group = costs[: low[0] + 1], -1
+        scores = problem.steps[at] if problem.steps is not None and at >= settings.least else np.empty(0)
+        low = np.flatnonzero(scores < hope)
+        if low.size:
+            costs, group = costs[: low[0] + 1], -1
+        else:
+            complete.append(at)
         groups.append(group)
         cost += float(np.sum(costs))
         if at + 1 >= min(settings.least, total):
-            votes = votes_in_draws(groups, problem.weights[: at + 1])
+            votes = votes_in_draws([groups[i] for i in complete], problem.weights[complete])
             if is_safe(votes, total - at - 1, settings.error or 0.0):
                 break
     return vote_of(problem, len(groups), groups, cost)

@@ -298,7 +298,8 @@ class SearchEngine:
             result = self._advance(running, children, flat)
             if result is not None:
                 done[running] = result
-            decided = None if looked_ahead else [*running.expansion.nodes, *running.expansion.held]
+            # What comes next is the search's decision, unless it looks ahead before it decides.
+            decided = None if running.expansion.ahead else [*running.expansion.nodes, *running.expansion.held]
             kept = decided if result is None else result
             new_nodes = [one for node in flat for one in node.new_nodes()]
             rounds.append(SearchRound(running.index, new_nodes, looked_ahead, kept, result is not None))
@@ -309,7 +310,10 @@ class SearchEngine:
         limit = self.settings.max_policy_tokens
         if limit is not None and running.tokens >= limit:
             running.search.close()
-            return list(dict.fromkeys([*running.finished, *running.expansion.shown, *flat]))
+            expansion = running.expansion
+            earlier = expansion.held if self.method.independent else running.finished
+            new = [node for node in flat if not node.falls_below(expansion.hope)]
+            return list(dict.fromkeys([*earlier, *expansion.shown, *new]))
         try:
             running.expansion = running.search.send(children)
         except StopIteration as stop:

@@ -110,6 +110,8 @@ class Expand:
     """Nodes to add to the result, besides earlier solutions and the new nodes, if the budget ends here."""
     held: tuple[SearchNode, ...] = ()
     """Finished solutions that are kept."""
+    hope: float = -math.inf
+    """New nodes that score lower are given up."""
 
 
 Children = list[list[SearchNode]]
@@ -121,7 +123,7 @@ Search = Generator[Expand, Children, Sequence[SearchNode]]
 def sample(start: SearchNode, settings: SearchSettings) -> Search:
     """n solutions, in the order of their first steps; fewer, if the budget is adaptive."""
     stopping = settings.adaptive
-    if stopping.error is None:
+    if stopping.is_fixed:
         return (yield from _write_solutions(start, settings.n, settings))
     leaves = yield from _write_solutions(start, min(stopping.least, settings.n), settings)
     scores = [[node.score for node in leaf.nodes()] for leaf in leaves]
@@ -133,7 +135,7 @@ def sample(start: SearchNode, settings: SearchSettings) -> Search:
     while left > 0 and not _answer_is_safe(leaves, left, settings):
         new = yield from _write_solutions(start, min(stopping.least, left), settings, earlier=leaves, hope=hope)
         left -= len(new)
-        leaves = [*leaves, *(leaf for leaf in new if not any(node.score < hope for node in leaf.nodes()))]
+        leaves = [*leaves, *(leaf for leaf in new if not leaf.falls_below(hope))]
     return leaves
 
 
@@ -166,20 +168,20 @@ def _write_solutions(
     earlier: Sequence[SearchNode] = (),
     hope: float = -math.inf,
 ) -> Search:
-    """Write n solutions; one of them stops at a step that scores below `hope`."""
+    """Write n solutions; each stops at its first step that scores below `hope`."""
     # Unless scores decide something, complete solutions are scored at the end, packed as one tree.
     scored = settings.adaptive.needs_scores
-    keep = (start,) if settings.adaptive.error is not None else ()
-    (leaves,) = yield Expand((start,), (n,), greedy, scored, whole=not scored, keep=keep, held=tuple(earlier))
+    keep = () if settings.adaptive.is_fixed else (start,)
+    (leaves,) = yield Expand(
+        (start,), (n,), greedy, scored, whole=not scored, keep=keep, held=tuple(earlier), hope=hope
+    )  # fmt: skip
     for _ in range(settings.max_steps - 1):
-        going = {
-            leaf: None for leaf in leaves
-            if not leaf.is_finished and not any(node.score < hope for node in leaf.new_nodes())
-        }  # fmt: skip
+        hopeful = [leaf for leaf in leaves if not leaf.falls_below(hope)]
+        going = {leaf: None for leaf in hopeful if not leaf.is_finished}
         if not going:
             break
-        held = (*earlier, *(leaf for leaf in leaves if leaf not in going))
-        grown = yield Expand(tuple(going), (1,) * len(going), greedy, scored, keep=keep, held=held)
+        held = (*earlier, *(leaf for leaf in hopeful if leaf.is_finished))
+        grown = yield Expand(tuple(going), (1,) * len(going), greedy, scored, keep=keep, held=held, hope=hope)
         after = {leaf: only for leaf, (only,) in zip(going, grown, strict=True)}
         leaves = [after.get(leaf, leaf) for leaf in leaves]
     return leaves
@@ -351,9 +353,9 @@ def find_method(settings: SearchSettings, has_prm: bool) -> Method:
     if settings.method not in METHODS:
         raise ConfigError(f"Unknown method {settings.method!r}. Known: {', '.join(METHODS)}.")
     method = METHODS[settings.method]
-    if settings.adaptive.error is not None and not method.independent:
+    if not settings.adaptive.is_fixed and not method.independent:
         raise ConfigError(
-            f"adaptive.error: the method {settings.method} has no votes to count; use --method best-of-n or sample"
+            f"adaptive: the method {settings.method} has no independent solutions; use --method best-of-n or sample"
         )
     if settings.adaptive.needs_scores and not has_prm:
         raise ConfigError(f"adaptive.rule = {settings.adaptive.rule} needs a PRM's scores: give a PRM with --prm.")

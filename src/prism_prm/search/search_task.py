@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism_prm.aggregate import Choice, calibration_of, card_values, choose_aggregator, choose_threshold, log_score
-from prism_prm.backends.open_scorer import PrmOptions, check_scorer
+from prism_prm.aggregate import (
+    Choice,
+    calibration_of,
+    card_values,
+    choose_aggregator,
+    choose_threshold,
+    log_score,
+    segmenter_of,
+)
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer, named_segmenter
 from prism_prm.backends.policy import Policy, PolicySettings, check_policy, open_policy
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
@@ -41,6 +49,7 @@ from prism_prm.search.rounds import FOLDER, RoundRecord, Rounds, SearchRound, re
 from prism_prm.search.search_report import Point, make_report
 from prism_prm.search.select import SELECTORS, Candidates
 from prism_prm.search.tree import SearchResult
+from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.stats import mean_interval, number_clusters
 from prism_prm.store import Request, ScoreStore
 from prism_prm.tree import StepTree, unique_names
@@ -105,11 +114,10 @@ def search_task(
     has_tests = any(problem.tests and problem.tests.public for problem in task.problems)
     if recipe.selector == "public-tests" and not has_tests:
         raise ConfigError(f"--select public-tests: no problem of {task.name} has public tests; use another --select")
-    if recipe.search.adaptive.error is not None:
-        if any(problem.tests for problem in task.problems):
-            raise ConfigError("adaptive.error counts votes for answers, but the task has programs; leave it out")
-        if len(recipe.ns) > 1:
-            raise ConfigError(f"adaptive.error needs one budget, not {len(recipe.ns)}: give one number with -n")
+    if recipe.search.adaptive.error is not None and any(problem.tests for problem in task.problems):
+        raise ConfigError("adaptive.error counts votes for answers, but the task has programs; leave it out")
+    if not recipe.search.adaptive.is_fixed and len(recipe.ns) > 1:
+        raise ConfigError(f"An adaptive budget needs one size, not {len(recipe.ns)}: give one number with -n")
     for note in task.notes():
         say(note)
     ray = options.ray
@@ -285,6 +293,10 @@ class Experiment:
         """Search at one size. Returns the results, and the seconds that it took."""
         choice = self._aggregator(prm)
         settings = replace(self.recipe.search, n=n, aggregator=None if choice is None else choice.value)
+        # Independent samples are cut for the PRMs that will score them.
+        of_prms = segmenter_of(prm) if name else named_segmenter(self.prms.values(), self.options)
+        if settings.sampling.segmenter is None and of_prms not in (None, DEFAULT_SEGMENTER):
+            settings = replace(settings, sampling=replace(settings.sampling, segmenter=of_prms))
         if settings.samples_once:
             settings = replace(settings, method="sample")
         # Only once, because hashing billions of weights takes a while.

@@ -74,6 +74,10 @@ class SearchNode:
             node = node.parent
         return found[::-1]
 
+    def falls_below(self, score: float) -> bool:
+        """Whether a step on the path to here scores below `score`."""
+        return score > -math.inf and any(node.score < score for node in self.nodes())
+
     def probabilities(self) -> list[float] | None:
         """P(right) of every step, NaN for thinking that is only context; None unless the PRM has scored all others."""
         nodes = self.nodes()

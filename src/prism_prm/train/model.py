@@ -160,8 +160,7 @@ def save_trained(prm: PRM, model: Any, folder: Path, accelerator: Accelerator, r
         gather(model, keep=is_main)
     if is_main:
         prm.module = merge_adapters(model)
-        segmenter = recipe.data.read.segmenter or prm.card.segmenter
-        card = replace(prm.card, frozen_layers=hardware.frozen_layers, segmenter=segmenter)
+        card = replace(prm.card, frozen_layers=hardware.frozen_layers)
         prm.card = card.trained_on(recipe.data.inputs)
         dtype = getattr(torch, hardware.save_dtype or hardware.dtype)
         state = {key: value.to(dtype) for key, value in prm.module.state_dict().items()}

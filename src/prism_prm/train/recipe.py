@@ -197,8 +197,8 @@ class HardwareSettings:
     nothing is frozen."""
     cache: str | None = None
     """A folder that caches the activations of frozen layers, so that only the other layers run. Several runs and
-    `prism eval` can share it. With mixed_precision = "bf16", activations are computed and stored in 16 bits, and the
-    run's margins and validation use them; commands without that cache score in full precision."""
+    `prism eval` can share it. With mixed_precision = "bf16", a run computes and stores activations in 16 bits, also for
+    margins and validation; other commands always score in full precision, from activations of their own."""
     cache_gb: NotNegative = 50.0
     """The size limit of the cache folder in GB. When it is full, other activations are computed each time."""
     lora: Lora | None = None
@@ -211,6 +211,11 @@ class HardwareSettings:
             raise ConfigError("hardware.cache caches the activations of frozen layers: set hardware.frozen_layers too.")
         if self.cache and self.sharding != "none":
             raise ConfigError("hardware.cache does not work with sharded weights: remove it or hardware.sharding.")
+
+    @property
+    def rounds_states(self) -> bool:
+        """Whether margins and validation use activations that are stored in 16 bits."""
+        return bool(self.cache) and self.mixed_precision == "bf16"
 
 
 CRITERIA = {

@@ -7,7 +7,7 @@ import gc
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from prism_prm.console import progress, say, silent_unless
 from prism_prm.curriculum import Binned, assign
 from prism_prm.data.pair_examples import Examples, Split
 from prism_prm.errors import ConfigError, DataError, PrismError
+from prism_prm.file_types import read_json
 from prism_prm.files import write_text
 from prism_prm.job import Job, refuse_changes, stoppable
 from prism_prm.models.card import RUN_FILE, has_weights, read_run, set_threshold
@@ -105,7 +106,9 @@ def train_prm(
         if is_main:
             saved = folder / "recipe.toml"
             if run.is_begun and saved.exists():
-                refuse_changes(folder, asdict(load_recipe(saved)), asdict(recipe), free=FREE)
+                before = load_recipe(saved)
+                kept = {"hardware.cache"} if before.hardware.rounds_states != recipe.hardware.rounds_states else set()
+                refuse_changes(folder, asdict(before), asdict(recipe), free={*FREE} - kept)
             else:
                 write_text(saved, to_toml(recipe))
             if run.is_begun:
@@ -202,8 +205,7 @@ class _Stages:
 
     def __init__(self, recipe: Recipe, folder: Path, accelerator: Accelerator) -> None:
         self.recipe, self.folder, self.accelerator = recipe, folder, accelerator
-        has_rounded = bool(recipe.hardware.cache) and recipe.hardware.mixed_precision == "bf16"
-        self.scores = folder / ("scores-bf16" if has_rounded else "scores")
+        self.scores = folder / ("scores-bf16" if recipe.hardware.rounds_states else "scores")
         """The score store. Scores from states in 16 bits are kept apart from those in full precision."""
         self.log: RunLog | None = None
         """Only on the main process."""
@@ -326,6 +328,8 @@ class _Stages:
             work.run(accelerator)
         if prm.cache is not None:
             prm.cache.flush()
+        if (segmenter := data_segmenter(data_folder(recipe, self.folder))) is not None:
+            prm.card = replace(prm.card, segmenter=segmenter)
         save_trained(prm, model, folder, accelerator, recipe)
         if self.is_main:
             shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
@@ -360,6 +364,16 @@ class _Stages:
 def data_folder(recipe: Recipe, run: Path) -> Path:
     """The folder of the run's trees and pairs."""
     return Path(recipe.data.folder) if recipe.data.folder else run / DATA
+
+
+def data_segmenter(data: Path) -> str | None:
+    """How the data's solutions were cut into steps; None if that is not known, or by the rule of all texts."""
+    path = data / "summary.json"
+    if not path.exists():
+        return None
+    summary = read_json(path)
+    chosen: str | None = summary["settings"].get("segmenter")
+    return chosen or ("code" if "bug-fixes" in summary["records"]["formats"] else None)
 
 
 def make_data(recipe: Recipe, job: Job) -> None:
