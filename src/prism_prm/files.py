@@ -25,6 +25,9 @@ except ImportError:  # Windows has none
 
 log = logging.getLogger(__name__)
 
+CONVERTED = ".converted"
+"""The ending of folders beside a file that hold it in another format; each machine makes its own."""
+
 
 def _aside(path: Path, suffix: str = "part") -> Path:
     """A temporary path next to `path` that no other process uses."""

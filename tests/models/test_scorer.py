@@ -76,7 +76,7 @@ def test_only_wanted_nodes_and_ancestors_are_laid_out(prm: Any) -> None:
     assert len(row) == len(tree.prompt) + len(tree.ids[0]) + len(tree.ids[3])
     scores = prm.score_trees([COMB], [[3, 6]])[0]
     assert scores.scored == [3, 6]
-    np.testing.assert_allclose(scores.probability[[3, 6]], prm.score_trees([COMB])[0].probability[[3, 6]], atol=1e-6)
+    np.testing.assert_allclose(scores.probability[[3, 6]], prm.score_trees([COMB])[0].probability[[3, 6]], atol=1e-5)
 
 
 def test_groups_stay_together(prm: Any) -> None:
@@ -90,8 +90,8 @@ def test_leaves_are_added_behind(prm: Any) -> None:
     assert tree.parents == (*COMB.parents, 0, -1)
     assert tree.trunk == COMB.trunk
     found = prm.score_trees([tree])[0].probability
-    np.testing.assert_allclose(found[:7], prm.score_trees([COMB])[0].probability, atol=1e-6)
-    assert found[7] == pytest.approx(prm.score(COMB.problem, ["x = 1", "then z = 3"])[-1], abs=1e-6)
+    np.testing.assert_allclose(found[:7], prm.score_trees([COMB])[0].probability, atol=1e-5)
+    assert found[7] == pytest.approx(prm.score(COMB.problem, ["x = 1", "then z = 3"])[-1], abs=1e-5)
 
 
 def test_score_many_keeps_order(prm: Any) -> None:

@@ -142,8 +142,8 @@ def test_a_spread_prm_is_a_scorer(spread: Spread, place: Path) -> None:
     trees = [StepTree.chain(f"{i}?", ["a", "b"]) for i in range(70)]
     assert (spread.prm.identity(), spread.prm.model_hash()) == (own.identity(), own.model_hash())
     assert (spread.prm.outputs, spread.prm.context, spread.prm.card) == (own.outputs, own.context, own.card)
-    assert spread.prm.score_many(trees) == own.score_many(trees)
-    assert spread.prm.score("1 + 1?", ["2"]) == own.score("1 + 1?", ["2"])
+    np.testing.assert_allclose(spread.prm.score_many(trees), own.score_many(trees), atol=1e-5)  # threads differ
+    np.testing.assert_allclose(spread.prm.score("1 + 1?", ["2"]), own.score("1 + 1?", ["2"]), atol=1e-5)
     assert spread.prm.count_all(trees) == own.count_all(trees)
     assert spread.prm.can_score("a", 0) == own.can_score("a", 0)
 

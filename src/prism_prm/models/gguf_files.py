@@ -16,9 +16,8 @@ from pathlib import Path
 
 from prism_prm.console import say
 from prism_prm.errors import MissingExtraError, ModelError, PrismError
-from prism_prm.files import atomic_folder, remove_parts, waiting_lock, write_text
+from prism_prm.files import CONVERTED, atomic_folder, remove_parts, waiting_lock, write_text
 
-CONVERTED = ".converted"
 STAMP = "source.json"
 """The size, time and SHA-256 of the file."""
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
-from prism_prm.files import atomic_folder, waiting_lock, writing
-from prism_prm.models.gguf_files import CONVERTED
+from prism_prm.files import CONVERTED, atomic_folder, waiting_lock, writing
 from prism_prm.ray import LOCAL, RaySettings
 
 
