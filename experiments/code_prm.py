@@ -54,6 +54,7 @@ from prism_prm.job import Job
 from prism_prm.metrics import pairwise_accuracy
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.models.lower_cache import CacheSettings
+from prism_prm.models.model_files import config_folder, plain_folder
 from prism_prm.models.prm import PRM
 from prism_prm.report import Report, number, percent, signed_percent
 from prism_prm.report.figures import draw_dots, finish
@@ -260,7 +261,7 @@ class Experiment:
         """The number of the backbone's layers, all of which are frozen."""
         from transformers import AutoConfig
 
-        return int(AutoConfig.from_pretrained(self.backbone).num_hidden_layers)
+        return int(AutoConfig.from_pretrained(plain_folder(config_folder(str(self.backbone)))).num_hidden_layers)
 
     @property
     def tuning(self) -> tuple[int, ...]:
@@ -387,14 +388,13 @@ class Experiment:
     def likelihood(self) -> None:
         """Write the log-probability and the number of tokens of every test line, by the language model."""
         path = self.out / "results" / "likelihood.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        done = len(path.read_text().splitlines()) if path.exists() else 0
+        log = JsonLines(path)
+        done = len(log.read())  # without a line that was being written when the run was killed
         prm = load_prm(
             self.backbone, family="implicit", settings={"system": "", "separator": "\n"}, dtype="bfloat16",
         )  # fmt: skip
         assert isinstance(prm, PRM), "a local model"
         source = LocalTokens(prm)
-        log = JsonLines(path)
         for number_, pair in enumerate(self.test[done:], start=done + 1):
             (values,), _ = source.values([self.split.trees[pair.tree]], [[pair.lines[-1], pair.right]], "logprob")
             own = [values[node] for node in (*pair.lines, pair.right)]
