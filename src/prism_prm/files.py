@@ -70,7 +70,8 @@ def waiting_lock(path: Path) -> Iterator[None]:
         lock = path.open("w")
     with lock:
         if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # some network file systems have none
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
