@@ -642,10 +642,9 @@ def make_report(run: Experiment) -> None:
             gap = compare_means(a, b, tasks_P)
             positive = f"{sum(each > 0 for each in gaps)} of {len(gaps)}"
             rows.append([f"{one} − {other}", signed_percent(gap), number(gap.p), positive, percent(over_seeds(gaps))])
-    arm = CONTRASTS[0][0]
-    for name, of in systems.items():
-        if arm in seeds and name not in seeds:
-            gap = compare_means(np.mean([each.hit_P for each in seeds[arm]], axis=0), of[0].hit_P, tasks_P)
+    for arm, of in seeds.items():
+        for name in [name for name in systems if name not in seeds]:
+            gap = compare_means(np.mean([each.hit_P for each in of], axis=0), systems[name][0].hit_P, tasks_P)
             rows.append([f"{arm} − {name}", signed_percent(gap), number(gap.p), NONE, NONE])
     report.table(
         ["", "difference, over tasks", "p", "seeds above 0", "over seeds"], rows,
@@ -657,6 +656,7 @@ def make_report(run: Experiment) -> None:
     longer = np.array([len(pair.texts[-1].strip()) - len(pair.texts[pair.fault].strip()) for pair in run.test])
     stated = np.array([pair.has_statement for pair in run.test])
     parts |= {"right line longer": longer > 0, "equally long": longer == 0, "right line shorter": longer < 0}
+    parts |= {"right line not longer": longer <= 0}
     parts |= {"with a statement": stated, "without one": ~stated}
     rows = [
         [part, str(int(keep.sum())), *(percent(mean(systems[name], "hit_P", keep)) for name in shown)]
