@@ -54,6 +54,7 @@ from prism_prm.job import Job
 from prism_prm.metrics import pairwise_accuracy
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.models.lower_cache import CacheSettings
+from prism_prm.models.model_files import config_folder, plain_folder
 from prism_prm.models.prm import PRM
 from prism_prm.report import Report, number, percent, signed_percent
 from prism_prm.report.figures import draw_dots, finish
@@ -260,7 +261,7 @@ class Experiment:
         """The number of the backbone's layers, all of which are frozen."""
         from transformers import AutoConfig
 
-        return int(AutoConfig.from_pretrained(self.backbone).num_hidden_layers)
+        return int(AutoConfig.from_pretrained(plain_folder(config_folder(str(self.backbone)))).num_hidden_layers)
 
     @property
     def tuning(self) -> tuple[int, ...]:
@@ -387,14 +388,13 @@ class Experiment:
     def likelihood(self) -> None:
         """Write the log-probability and the number of tokens of every test line, by the language model."""
         path = self.out / "results" / "likelihood.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        done = len(path.read_text().splitlines()) if path.exists() else 0
+        log = JsonLines(path)
+        done = len(log.read())  # without a line that was being written when the run was killed
         prm = load_prm(
             self.backbone, family="implicit", settings={"system": "", "separator": "\n"}, dtype="bfloat16",
         )  # fmt: skip
         assert isinstance(prm, PRM), "a local model"
         source = LocalTokens(prm)
-        log = JsonLines(path)
         for number_, pair in enumerate(self.test[done:], start=done + 1):
             (values,), _ = source.values([self.split.trees[pair.tree]], [[pair.lines[-1], pair.right]], "logprob")
             own = [values[node] for node in (*pair.lines, pair.right)]
@@ -642,10 +642,9 @@ def make_report(run: Experiment) -> None:
             gap = compare_means(a, b, tasks_P)
             positive = f"{sum(each > 0 for each in gaps)} of {len(gaps)}"
             rows.append([f"{one} − {other}", signed_percent(gap), number(gap.p), positive, percent(over_seeds(gaps))])
-    arm = CONTRASTS[0][0]
-    for name, of in systems.items():
-        if arm in seeds and name not in seeds:
-            gap = compare_means(np.mean([each.hit_P for each in seeds[arm]], axis=0), of[0].hit_P, tasks_P)
+    for arm, of in seeds.items():
+        for name in [name for name in systems if name not in seeds]:
+            gap = compare_means(np.mean([each.hit_P for each in of], axis=0), systems[name][0].hit_P, tasks_P)
             rows.append([f"{arm} − {name}", signed_percent(gap), number(gap.p), NONE, NONE])
     report.table(
         ["", "difference, over tasks", "p", "seeds above 0", "over seeds"], rows,
@@ -657,6 +656,7 @@ def make_report(run: Experiment) -> None:
     longer = np.array([len(pair.texts[-1].strip()) - len(pair.texts[pair.fault].strip()) for pair in run.test])
     stated = np.array([pair.has_statement for pair in run.test])
     parts |= {"right line longer": longer > 0, "equally long": longer == 0, "right line shorter": longer < 0}
+    parts |= {"right line not longer": longer <= 0}
     parts |= {"with a statement": stated, "without one": ~stated}
     rows = [
         [part, str(int(keep.sum())), *(percent(mean(systems[name], "hit_P", keep)) for name in shown)]

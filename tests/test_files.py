@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prism_prm.errors import DataError, PrismError
-from prism_prm.files import JsonLines, atomic_file, atomic_folder
+from prism_prm.files import JsonLines, atomic_file, atomic_folder, waiting_lock
 
 
 def _private(path: Path) -> None:
@@ -170,3 +170,12 @@ main()
     assert re.fullmatch(r"error: out/\w+\.\w+: cannot be written \(File too large\); .*", done.stderr.splitlines()[-1])
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_waiting_lock_waits_only_where_there_are_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("prism_prm.files.fcntl.flock", no_locks)
+    with waiting_lock(tmp_path / "new" / ".lock"):
+        assert (tmp_path / "new" / ".lock").exists()

@@ -233,7 +233,9 @@ def test_logical_lines_a_person_can_check() -> None:
         ("x = (1,\ny\nz", ["x = (1,\ny\nz"]),  # may still be closed
         ("x = (1,\n" + "y,\n" * 4000, ["x = (1,", *["y,"] * 4000]),
         ("x = 1)\n'\ny:", ["x = 1)", "'", "y:"]),
-        ("\tx\r\n\ty", ["\tx", "\ty"]),
+        ("\tx\r\n\r\n\ty", ["\tx", "\ty"]),
+        ("x = 1 + \\\r\n  2\r\ny = 'a\\\r\nb'  # c \\\r\nz", ["x = 1 + \\\r\n  2", "y = 'a\\\r\nb'  # c \\", "z"]),
+        ("x\n\f\nclass A:\n  y", ["x", "class A:\n  y"]),
     ],
 )
 def test_broken_programs_are_cut_at_each_line(text: str, steps: list[str]) -> None:

@@ -65,9 +65,13 @@ def _lock(part: Path) -> Iterator[bool]:
 @contextlib.contextmanager
 def waiting_lock(path: Path) -> Iterator[None]:
     """Hold a lock file, after waiting for a process that holds it; without waiting, if the system has no locks."""
-    with path.open("w") as lock:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    with lock:
         if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # some network file systems have none
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

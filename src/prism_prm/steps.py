@@ -18,7 +18,7 @@ _FENCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 """A fenced block of code; an unclosed one runs to the end."""
-_TOKEN = re.compile(r"\\.|'''|\"\"\"|['\"#()\[\]{}\n]", re.DOTALL)
+_TOKEN = re.compile(r"\\(?:\r\n|.)|'''|\"\"\"|['\"#()\[\]{}\n]", re.DOTALL)
 
 
 def code_blocks(text: str) -> list[Span]:
@@ -46,7 +46,7 @@ def code_lines(text: str, first: int, last: int) -> Iterator[tuple[int, int, str
     depth, quote, comment, start = 0, "", -1, first
     for match in _TOKEN.finditer(text, first, last):
         token = match.group()
-        if token == "\n" or (comment >= 0 and token == "\\\n"):  # a comment cannot be continued
+        if token == "\n" or (comment >= 0 and token.endswith("\n")):  # a comment cannot be continued
             end = match.end() - 1
             quote = quote if len(quote) == 3 else ""  # a plain string ends with its line
             yield start, end, quote or "(" * bool(depth), end if comment < 0 else comment
@@ -80,7 +80,7 @@ def trimmed(piece: str, *, in_code: bool) -> str:
     """A step without surrounding white space; one that starts inside of code keeps its indentation."""
     if not in_code:
         return piece.strip()
-    return re.sub(r"\A(?:[ \t]*\n)+", "", piece).rstrip()
+    return re.sub(r"\A\s*\n", "", piece).rstrip()
 
 
 def cut_steps(text: str, stop: str = STOP) -> list[str]:

@@ -68,6 +68,15 @@ def test_names_of_condefects(tmp_path: Path) -> None:
     assert list(read_trees(file)) == list(read_trees(SAMPLE))
 
 
+def test_null_is_a_missing_field(tmp_path: Path) -> None:
+    file = tmp_path / "fixes.jsonl"
+    records = [{**RECORDS[0], "fault_line": None, "task": None, "id": None}, {**RECORDS[0], "problem": None}]
+    file.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    assert [(tree.name, tree.problem) for tree in read_trees(file)] == [
+        ("", RECORDS[0]["problem"]), ("halves/1", "halves"),
+    ]  # fmt: skip
+
+
 def test_a_task_stays_in_one_split_without_a_statement(tmp_path: Path) -> None:
     records = [{**RECORDS[1], "task": f"task {i // 5}", "id": i} for i in range(200)]
     file = tmp_path / "fixes.jsonl"

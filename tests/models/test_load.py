@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -173,6 +174,10 @@ def test_gguf_is_complete(tmp_path: Path, with_output: bool) -> None:
             opener(tmp_path / "cut")
 
 
+def no_permission(path: Path, **_: object) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+
 def test_gguf_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     """Whatever loads it: a policy, a new PRM, a plan, a tokenizer. A changed file is converted again, in its place."""
     folder, users = tmp_path / "model", tmp_path / "users"
@@ -216,6 +221,14 @@ def test_gguf_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     (users / "prism-prm").write_text("nothing can be written here")
     shutil.copytree(next((tmp_path / "away" / "gguf").iterdir()), converted)
     load_hf(folder)  # a conversion beside the file needs no other place
+    shutil.rmtree(next(converted.glob("*/model")))
+    (users / "prism-prm").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("prism_prm.files.Path.mkdir", no_permission)
+        with pytest.raises(PrismError, match=r"prism-prm.*: cannot be written \(Permission denied\)"):
+            load_hf(folder)
+    load_hf(folder)  # its tokenizer is beside the file, and its weights are converted elsewhere
+    assert [path.name for path in users.glob("prism-prm/gguf/*/*/*")] == ["model"]
 
 
 def test_a_gguf_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

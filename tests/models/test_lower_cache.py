@@ -91,6 +91,17 @@ def test_the_last_norm_counts_if_all_layers_are_frozen(tmp_path: Path, tiny_prm:
     assert len(folders) == 3
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path, tiny_prm: Tiny) -> None:
+    prm = tiny_prm("qwen", "qwen2")
+    other = cached(prm, tmp_path)
+    other.fill_cache([COMB], [range(len(COMB.nodes))])
+    assert other.cache is not None
+    (shard,) = other.cache.folder.iterdir()
+    shard.with_name(f".{shard.name}.0123abcd.part").write_bytes(b"half a shard")
+    assert_same_scores(prm, cached(prm, tmp_path), COMB)
+    assert list(other.cache.folder.iterdir()) == [shard]
+
+
 def test_every_kind_of_layer_has_its_own_half(tmp_path: Path, tiny_prm: Tiny) -> None:
     for kind in ("qwen2-window", "mistral", "llama", "qwen3"):
         prm = tiny_prm("token-classification", kind)

@@ -440,7 +440,8 @@ def test_a_cache_of_rounded_states_cannot_be_added_later(recipe_file: Path, fini
 
 def test_the_card_names_the_segmenter_of_the_data(tmp_path: Path) -> None:
     for chosen, formats, expected in [
-        (None, {"bug-fixes": 3}, "code"), (None, {"prm800k": 3}, None), ("sentence", {"bug-fixes": 3}, "sentence")
+        (None, {"bug-fixes": 3}, "code"), (None, {"prm800k": 3}, None), ("sentence", {"bug-fixes": 3}, "sentence"),
+        (None, {"bug-fixes": 3, "prm800k": 3}, None),
     ]:  # fmt: skip
         summary = {"settings": {"segmenter": chosen}, "records": {"formats": formats}}
         (tmp_path / "summary.json").write_text(json.dumps(summary))

@@ -444,9 +444,9 @@ class BugFix(msgspec.Struct, kw_only=True):
     buggy: str
     fixed: str
     problem: str | None = None
-    task: str | int = ""
+    task: str | int | None = None
     """Identifies the problem if its text is not known."""
-    id: str | int = ""
+    id: str | int | None = None
     fault_line: int | None = None
     """The line of the fault in the buggy program, from 1."""
 
@@ -457,7 +457,7 @@ class ConDefectsRecord(BugFix, kw_only=True):
     buggy: str = msgspec.field(name="faulty")
     fixed: str = msgspec.field(name="correct")
     problem: str | None = msgspec.field(default=None, name="statement")
-    id: str | int = msgspec.field(default="", name="submission")
+    id: str | int | None = msgspec.field(default=None, name="submission")
 
 
 def _versions(record: BugFix, options: ReadOptions) -> tuple[list[str], list[str], int, str | None]:
@@ -491,13 +491,13 @@ def _drop_bug_fix(record: BugFix, options: ReadOptions) -> str | None:
 
 def _read_bug_fix(record: BugFix, options: ReadOptions) -> list[Draft]:
     buggy, fixed, shared, _ = _versions(record, options)
-    task = str(record.task).strip()
+    task, own = ("" if value is None else str(value).strip() for value in (record.task, record.id))
     problem = (record.problem or "").strip() or task
     if not problem:
         raise DataError("neither a problem nor a `task` that identifies it; add one of them", reason="empty-text")
     draft = Draft.chain(
         problem, fixed, [1.0] * (shared + 1) + [1.0 if options.trust_solutions else None] * (len(fixed) - shared - 1),
-        name="/".join(filter(None, (task, str(record.id)))), ended=True,
+        name="/".join(filter(None, (task, own))), ended=True,
     )  # fmt: skip
     wrong = buggy[shared:]
     draft.texts += wrong

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from prism_prm.arrays import Ints
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.files import atomic_file
+from prism_prm.files import atomic_file, remove_parts
 from prism_prm.models.load_lm import hash_tensors, plain_config
 from prism_prm.models.module import PrmModule, divide
 from prism_prm.models.packing import PackedBatch, Row, batch_rows
@@ -93,6 +93,8 @@ class LowerCache:
         """States that are not written yet."""
         self._new_bytes = 0
         self._list = Path(settings.folder) / LIST_FILE
+        with contextlib.suppress(OSError):  # it may be read-only
+            remove_parts(self.folder, ".*")
         with contextlib.suppress(OSError):
             self._list_bytes = self._list.stat().st_size  # before the scan: a shard may be seen twice, but not missed
         for path in sorted(Path(settings.folder).glob("*/*.safetensors")):

@@ -367,13 +367,13 @@ def data_folder(recipe: Recipe, run: Path) -> Path:
 
 
 def data_segmenter(data: Path) -> str | None:
-    """How the data's solutions were cut into steps; None if that is not known, or by the rule of all texts."""
+    """How the data's solutions were cut into steps; None if not known, by the rule of all texts, or by several."""
     path = data / "summary.json"
     if not path.exists():
         return None
     summary = read_json(path)
     chosen: str | None = summary["settings"].get("segmenter")
-    return chosen or ("code" if "bug-fixes" in summary["records"]["formats"] else None)
+    return chosen or ("code" if [*summary["records"]["formats"]] == ["bug-fixes"] else None)
 
 
 def make_data(recipe: Recipe, job: Job) -> None:
