@@ -18,6 +18,7 @@ from prism_prm.cli import app
 from prism_prm.data.pools import read_pool
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.search.adaptive import AdaptiveSettings
 from prism_prm.search.grade_pool import scores_in_file
 from prism_prm.search.rerank_pool import RerankSettings, rerank_pool
 from prism_prm.tree import StepTree
@@ -96,8 +97,22 @@ def test_whether_a_scorer_pays(files: Path) -> None:
     assert majority["differing"]["value"] == 0.0, "of three votes none is safe before the last"
     assert majority["saved"]["value"] == 0.0
     report = (files / "out" / "report.md").read_text()
+    winner = "Of 3 solutions, the majority vote is right on 50.0 % of the problems, the Best-of-n by first on 50.0 %"
+    assert winner in report, "a scorer that is only as good does not win"
     assert "does not demonstrably beat the vote" in report
     assert report.index("Does a scorer pay?") < report.index("figures/accuracy-1.svg")
+
+
+def test_problems_without_solutions_count_in_adaptive_budgets_too(files: Path) -> None:
+    write_lines(files / "pool.jsonl", [*POOL, {"name": "c", "problem": "9?", "answer": "9", "solutions": []}])
+    settings = RerankSettings(judges=1, num_draws=10, adaptive=AdaptiveSettings(error=0.05))
+    results = rerank_pool(files / "pool.jsonl", files / "out", settings=settings)
+    [safe] = results.adaptive
+    assert safe.accuracy.value == results.curve("majority").points[-1].value == pytest.approx(1 / 3)
+    assert safe.solutions.value == 2.0
+    assert (safe.saved.value, safe.saved.low, safe.saved.high) == (0.0, 0.0, 0.0)
+    with pytest.raises(ConfigError, match="rerank simulates all"):
+        RerankSettings(adaptive=AdaptiveSettings(rule="early-scores"))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
 from prism_prm.data.pools import Pool, read_pool
 from prism_prm.data.tasks import Errata, Level, TaskGrader, Window, load_task
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, SettingError
 from prism_prm.grading.extract import EXTRACTORS
 from prism_prm.job import Here, Job, stoppable
 from prism_prm.paths import file_name
@@ -103,6 +103,10 @@ class RerankSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.adaptive.rule != "safe":
+            raise SettingError(
+                "adaptive.rule", self.adaptive.rule, "is for searches; rerank simulates all: leave it out"
+            )
         if self.aggregators == ():
             raise ConfigError(f"aggregators is empty. Known: {', '.join(AGGREGATORS)}.")
         for aggregator in self.aggregators or ():
