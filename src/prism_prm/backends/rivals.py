@@ -26,7 +26,7 @@ from prism_prm.models.families.language_model import LanguageModel, OutcomeRewar
 from prism_prm.models.gguf_files import find_gguf
 from prism_prm.models.language_module import log_probability, self_certainty, token_values, top_confidence
 from prism_prm.models.packing import EncodedTree, describe, encode_tree
-from prism_prm.models.prm import PRM, PackItem, fit, score_items
+from prism_prm.models.prm import PRM, PackItem, score_items
 from prism_prm.net import RetryPolicy, Server
 from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.segments import DEFAULT_SEGMENTER
@@ -137,14 +137,7 @@ class ORM(Scorer):
                 encoded.parents * 2, encoded.starts * 2,
             )  # fmt: skip
             size = len(tree.nodes)
-            long = [node for node in nodes if with_ends.path_tokens(size + node) > prm.context]
-            if long and prm.on_too_long == "error":
-                raise DataError(
-                    f"{describe(tree, long[0])}: the problem and the solution up to here are "
-                    f"{with_ends.path_tokens(size + long[0])} tokens, but the model's context is {prm.context}. With "
-                    "on_too_long='skip' it gets no score.",
-                    reason="too-long",
-                )
+            long = _too_long(prm, tree, {node: with_ends.path_tokens(size + node) for node in nodes})
             groups = [(size + node,) for node in nodes if node not in long]
             items += [PackItem(with_ends, groups, index)] * bool(groups)
             too_long.append(tuple(long))
@@ -209,11 +202,10 @@ class LocalTokens:
     ) -> tuple[list[dict[int, Floats]], list[tuple[int, ...]]]:
         prm = self.prm
         encoded, paths, too_long = [], [], []
-        for index, (tree, wanted) in enumerate(zip(trees, nodes, strict=True)):
-            items, long = fit(tree, index, wanted, prm.family, prm.context, prm.on_too_long)
-            fitting = [node for item in items for (node,) in item.groups]
+        for tree, wanted in zip(trees, nodes, strict=True):
             encoded.append(encode_tree(tree, prm.family))
-            paths.append(sorted({node for end in fitting for node in tree.path(end)}))
+            long = _too_long(prm, tree, {node: encoded[-1].path_tokens(node) for node in wanted})
+            paths.append(sorted({node for end in wanted if end not in long for node in tree.path(end)}))
             too_long.append(tuple(long))
         return token_values(prm, encoded, paths, self.MEASURES.get(measure, top_confidence)), too_long
 
@@ -426,6 +418,18 @@ def _open_model(name: str, family: str, load: Mapping[str, Any]) -> PRM:
     loaded = load_prm(folder, **{**load, "family": family, "local": None, "check": False})
     assert isinstance(loaded, PRM), "a local model"
     return loaded
+
+
+def _too_long(prm: PRM, tree: StepTree, sizes: Mapping[int, int]) -> list[int]:
+    """The nodes whose paths, of these sizes in tokens, exceed the context. Raises unless such nodes are skipped."""
+    long = [node for node, size in sizes.items() if size > prm.context]
+    if long and prm.on_too_long == "error":
+        raise DataError(
+            f"{describe(tree, long[0])}: the problem and the solution up to here are {sizes[long[0]]} tokens, but the "
+            f"model's context is {prm.context}. With on_too_long='skip' it gets no score.",
+            reason="too-long",
+        )
+    return long
 
 
 def _chunks(
