@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,18 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from loopback import serve
-from prism_prm.backends.load_prm import open_prm
-from prism_prm.backends.open_scorer import PrmOptions, check_scorer
+from prism_prm.aggregate import segmenter_of
+from prism_prm.backends.load_prm import init_prm, open_prm
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer, named_segmenter
 from prism_prm.backends.rivals import ORM, Confidence, ImplicitPRM, LocalTokens, lowest_group
 from prism_prm.errors import ConfigError, ModelError, PrismError
 from prism_prm.models.language_module import columns_before
 from prism_prm.models.packing import encode_tree
 from prism_prm.models.prm import PRM
 from prism_prm.paths import own_name
+from prism_prm.plan.skeleton import load_skeleton
 from prism_prm.tree import ROOT, Step, StepTree
-from tiny import exact_norms
+from tiny import exact_norms, gguf_model
 
 TREE = StepTree(
     0,
@@ -140,14 +143,30 @@ def test_the_lowest_group_by_hand() -> None:
     assert lowest_group(np.array([5.0, 1.0]), 10) == 3.0
 
 
+def make_orm(backbone: Path, place: Path, num_outputs: int) -> Path:
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(backbone, num_labels=num_outputs, dtype=torch.float64)
+    model.save_pretrained(place)
+    for file in backbone.glob("*token*"):
+        (place / file.name).write_bytes(file.read_bytes())
+    return place
+
+
 @pytest.fixture
 def orm_place(tiny_lm: Callable[..., Path], tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(tiny_lm("qwen2"), num_labels=1, dtype=torch.float64)
-    model.save_pretrained(tmp_path / "orm")
-    for file in tiny_lm("qwen2").glob("*token*"):
-        (tmp_path / "orm" / file.name).write_bytes(file.read_bytes())
-    return tmp_path / "orm"
+    return make_orm(tiny_lm("qwen2"), tmp_path / "orm", 1)
+
+
+def test_outputs_of_an_orm(tiny_lm: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, two, three = (make_orm(tiny_lm("qwen2"), tmp_path / str(count), count) for count in (1, 2, 3))
+    open_prm(f"orm:{one}")
+    assert "do not say which one" not in caplog.text, "one output needs no names"
+    open_prm(f"orm:{two}")
+    assert "do not say which one" in caplog.text
+    with pytest.raises(ConfigError, match=rf"{three}: an outcome reward model has one output, or two .* has 3"):
+        open_prm(f"orm:{three}")
+    with pytest.raises(ConfigError, match="is an outcome reward model; name it orm:"):
+        open_prm(one, PrmOptions(family="orm"))
 
 
 def test_an_orm_scores_each_prefix_as_transformers_does(orm_place: Path) -> None:
@@ -178,7 +197,8 @@ def test_a_path_beyond_the_context(tiny_lm: Callable[..., Path], orm_place: Path
         assert 3 in found.too_long, name
         assert np.isnan(found.log_odds_NO[list(found.too_long), 0]).all()
         assert found.scored, name
-        with pytest.raises(PrismError, match="context"):
+        remedy = "window" if name.startswith("implicit:") else "skip"  # others refuse windows
+        with pytest.raises(PrismError, match=f"context is 45. With on_too_long='{remedy}'"):
             open_prm(name, PrmOptions(context=45)).score_trees([TREE])
 
 
@@ -210,7 +230,64 @@ def test_a_server_that_echoes_log_probabilities() -> None:
         open_prm(f"logprob:openai:{url}", PrmOptions(prm_retries=0)).score_trees([tree])
 
 
-def test_names_and_refusals(tiny_lm: Callable[..., Path]) -> None:
+def test_options_of_a_gguf_file(tmp_path: Path) -> None:
+    gguf_model(tmp_path / "model")
+    scorer = open_prm(f"tail:hf:{tmp_path / 'model'}", PrmOptions(context=45, segmenter="code"))
+    assert (scorer.context, segmenter_of(scorer)) == (45, "code")
+    with pytest.raises(ConfigError, match="a GGUF file takes no adapter"):
+        open_prm(f"tail:hf:{tmp_path / 'model'}", PrmOptions(adapter=tmp_path))
+
+
+def test_steps_are_cut_as_the_models_say(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    """A card of the models, or the option; members of an ensemble must agree."""
+    plain, places = tiny_lm("qwen2"), []
+    for threshold in (0.4, 0.6):
+        prm = init_prm(plain)
+        prm.card = replace(prm.card, segmenter="code", threshold=threshold)
+        places.append(str(tmp_path / f"prm-{threshold}"))
+        prm.save(Path(places[-1]))
+    language_model = init_prm(plain, family="implicit")
+    language_model.card = replace(language_model.card, segmenter="code")
+    language_model.save(tmp_path / "trained")
+    for name in (f"ensemble:min:{','.join(places)}", f"implicit:{tmp_path / 'trained'}+{plain}"):
+        assert segmenter_of(open_prm(name)) == "code", name
+        assert named_segmenter([name], PrmOptions()) == "code", name
+    for name in (f"implicit:{plain}+{plain}", f"tail:hf:{plain}"):
+        assert segmenter_of(open_prm(name, PrmOptions(segmenter="code"))) == "code", name
+    mixed = f"ensemble:min:{places[0]},tail:hf:{plain}"
+    with pytest.raises(ConfigError, match=r"different rules: code .*, paragraph .*load\.segmenter"):
+        named_segmenter([mixed], PrmOptions())
+    with pytest.raises(ConfigError, match=r"different rules: code .*, paragraph .*load\.segmenter"):
+        open_prm(mixed)
+    assert segmenter_of(open_prm(mixed, PrmOptions(segmenter="code"))) == "code"
+
+
+def test_a_token_that_the_server_puts_before_the_text() -> None:
+    """vLLM adds it to what it echoes, and to the offsets."""
+    text, tree = "What?\n\nA b\n\nc\n\n", StepTree.chain("What?", ["A b", "c"])
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        assert body["prompt"] == text
+        tokens = ["<|begin_of_text|>", "What?\n\n", "A", " b", "\n\n", "c", "\n\n", "d"]
+        values = [None, -9.0, -0.1, -0.2, -0.3, -0.4, -0.5, -9.0]
+        offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
+        tops = [None if value is None else {"a": value} for value in values]
+        found = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+        return 200, {"choices": [{"logprobs": found}]}
+
+    with serve(answer) as (url, _):
+        [found] = open_prm(f"logprob:openai:{url}").score_trees([tree])
+    assert found.probability.tolist() == pytest.approx([math.exp(-0.2), math.exp(-0.3)])
+
+
+def test_a_plan_needs_a_single_prm(tiny_lm: Callable[..., Path]) -> None:
+    place = tiny_lm("qwen2")
+    for name in (f"ensemble:mean:{place},{place}", f"implicit:{place}+{place}", f"tail:hf:{place}"):
+        with pytest.raises(ConfigError, match="is no single PRM"):
+            load_skeleton(name)
+
+
+def test_names_and_refusals(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
     place = tiny_lm("qwen2")
     assert own_name("orm:models/my-orm") == "orm:my-orm"
     assert own_name("implicit:runs/a+base/b") == "implicit:a+b"
@@ -226,8 +303,12 @@ def test_names_and_refusals(tiny_lm: Callable[..., Path]) -> None:
             check_scorer(name, PrmOptions())
     with pytest.raises(ModelError, match="different tokenizers"):
         open_prm(f"implicit:{place}+{tiny_lm('llama')}")
-    with pytest.raises(ConfigError, match="reads whole solutions"):
-        check_scorer(f"tail:hf:{place}", PrmOptions(on_too_long="window"))
+    for options in (PrmOptions(on_too_long="window"), PrmOptions(thinking="context")):
+        with pytest.raises(ConfigError, match="reads whole solutions"):
+            check_scorer(f"tail:hf:{place}", options)
+    for name in (f"implicit:{place}+{place}", f"ensemble:mean:{place},{place}"):
+        with pytest.raises(ConfigError, match=r"has several models; load\.adapter is for one"):
+            check_scorer(name, PrmOptions(adapter=tmp_path))
     identities = {
         open_prm(f"{kind}:hf:{place}").identity() for kind in ("logprob", "self-certainty", "tail-3", "tail-4")
     }

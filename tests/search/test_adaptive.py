@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prism_prm import SearchSettings, open_policy, search_problems
-from prism_prm.backends.policy import Policy
+from prism_prm.backends.policy import Policy, PolicySettings
 from prism_prm.errors import ConfigError
 from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.search.adaptive import (
@@ -26,6 +26,8 @@ from prism_prm.search.adaptive import (
     is_safe,
     votes_in_draws,
 )
+from prism_prm.search.recipes import SearchRecipe
+from prism_prm.search.search_report import _introduction
 from prism_prm.search.tree import SearchResult
 from prism_prm.tree import StepTree
 
@@ -206,6 +208,22 @@ def test_rules_that_need_scores_say_so(undecided_policy: Policy) -> None:
     settings = SearchSettings(method="sample", adaptive=AdaptiveSettings(error=0.1, rule="hopeless"))
     with pytest.raises(ConfigError, match="needs a PRM's scores"):
         search_problems(undecided_policy, None, ["1-2"], settings)
+
+
+def test_the_report_of_a_search_states_its_budget() -> None:
+    budgets = {
+        AdaptiveSettings(
+            error=0.1
+        ): "chance of at most 0.1, by its votes (a majority vote); the selection is by majority",
+        AdaptiveSettings(error=0.1, rule="hopeless"): "(rule hopeless): at most n solutions are drawn. A problem ends",
+        AdaptiveSettings(rule="early-scores"): "(rule early-scores): at most n solutions are drawn. Intervals",
+    }
+    for budget, words in budgets.items():
+        search = SearchSettings(method="sample", adaptive=budget)
+        recipe = SearchRecipe(
+            task="math-500", policy=PolicySettings("hf:my-lm"), prm=("my-prm",), search=search, select="majority"
+        )
+        assert words in _introduction(recipe, []), budget
 
 
 def test_only_independent_solutions_have_an_adaptive_budget(memorising_policy: Path) -> None:

@@ -13,11 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from prism_prm.backends.ensemble import Ensemble
 from prism_prm.cli import app
 from prism_prm.data.pools import read_pool
-from prism_prm.errors import DataError
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.search.adaptive import AdaptiveSettings
 from prism_prm.search.grade_pool import scores_in_file
 from prism_prm.search.rerank_pool import RerankSettings, rerank_pool
+from prism_prm.tree import StepTree
 
 POOL: list[dict[str, Any]] = [
     {"name": "a", "problem": "1?", "answer": "1", "solutions": [
@@ -93,8 +97,65 @@ def test_whether_a_scorer_pays(files: Path) -> None:
     assert majority["differing"]["value"] == 0.0, "of three votes none is safe before the last"
     assert majority["saved"]["value"] == 0.0
     report = (files / "out" / "report.md").read_text()
+    winner = "Of 3 solutions, the majority vote is right on 50.0 % of the problems, the Best-of-n by first on 50.0 %"
+    assert winner in report, "a scorer that is only as good does not win"
     assert "does not demonstrably beat the vote" in report
     assert report.index("Does a scorer pay?") < report.index("figures/accuracy-1.svg")
+
+
+def test_problems_without_solutions_count_in_adaptive_budgets_too(files: Path) -> None:
+    write_lines(files / "pool.jsonl", [*POOL, {"name": "c", "problem": "9?", "answer": "9", "solutions": []}])
+    settings = RerankSettings(judges=1, num_draws=10, adaptive=AdaptiveSettings(error=0.05))
+    results = rerank_pool(files / "pool.jsonl", files / "out", settings=settings)
+    [safe] = results.adaptive
+    assert safe.accuracy.value == results.curve("majority").points[-1].value == pytest.approx(1 / 3)
+    assert safe.solutions.value == 2.0
+    assert (safe.saved.value, safe.saved.low, safe.saved.high) == (0.0, 0.0, 0.0)
+    with pytest.raises(ConfigError, match="rerank simulates all"):
+        RerankSettings(adaptive=AdaptiveSettings(rule="early-scores"))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ("a,pool", "--prm both: the member 'pool' stands for the pool's own scores, but it has none"),
+        ("a,both", "--prm both: its member 'both' is an ensemble of names; name single scorers"),
+        ("a,prms/other", "'a' is a name of this command, and 'prms/other' is not; give it a name, too"),
+    ],
+)
+def test_members_that_are_no_scores(files: Path, members: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rerank_pool(
+            files / "pool.jsonl", files / "out", prms={"both": f"ensemble:mean:{members}"},
+            scores={"a": files / "first.jsonl"},
+        )  # fmt: skip
+    assert not (files / "out").exists(), "refused before anything is judged"
+
+
+class BySize(Scorer):
+    """Log-odds of 10 for each character of a step, and 10 more if one is z."""
+
+    def identity(self) -> str:
+        return "by size"
+
+    def count_tokens(self, tree: StepTree) -> int:
+        return len(tree.nodes)
+
+    def score_trees(self, trees: Sequence[StepTree], wanted: Any = None, **_: Any) -> list[TreeScores]:  # noqa: ARG002
+        odds = [[10.0 * len(step.text) + 10.0 * ("z" in step.text) for step in tree.nodes] for tree in trees]
+        return [TreeScores(self.outputs, np.array(own)[:, None]) for own in odds]
+
+
+def test_an_ensemble_of_names_has_the_scores_of_one_of_scorers(files: Path) -> None:
+    """Also far from 0, where outcome reward models have their log-odds."""
+    write_lines(files / "pool.jsonl", [{"problem": "1?", "answer": "1", "solutions": ["x", "zz", "yy"]}])
+    one = BySize()
+    results = rerank_pool(
+        files / "pool.jsonl", files / "out", settings=RerankSettings(judges=1, num_draws=10),
+        prms={"one": one, "two": one, "named": "ensemble:mean:one,two", "direct": Ensemble([one, one])},
+    )  # fmt: skip
+    for named, direct in zip(results.scores["named"], results.scores["direct"], strict=True):
+        assert 1 - named == pytest.approx(1 - direct, rel=0.01, abs=0), "1 - P, because P is close to 1"  # type: ignore[operator]
 
 
 def test_theory_takes_the_same_file(files: Path) -> None:

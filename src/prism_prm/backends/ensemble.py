@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from prism_prm.aggregate import CardValues, card_values
+from prism_prm.aggregate import CardValues, card_values, segmenter_of
 from prism_prm.arrays import Floats
 from prism_prm.calibration import sigmoid
 from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError
 from prism_prm.scorer import ScoredStep, Scorer, StepSession, TreeScores
+from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.tree import StepTree
 
 _PENALIZED = re.compile(r"mean-(\d+(?:\.\d+)?)std")
@@ -64,8 +65,18 @@ class Ensemble(Scorer):
         self.reads_whole_solutions = any(member.reads_whole_solutions for member in members)
         self.judges_every_step = all(member.judges_every_step for member in members)
         self.by_sample = any(member.by_sample for member in members)
+        segmenters = {segmenter_of(member): type(member).__name__ for member in members}
+        if len(segmenters) > 1:
+            found = ", ".join(f"{segmenter} ({name})" for segmenter, name in segmenters.items())
+            raise ConfigError(
+                f"the members of an ensemble cut texts into steps by different rules: {found}; choose one with "
+                "load.segmenter=… (segmenter= in Python)"
+            )
         cards = {_uncalibrated(card_values(member)) for member in members}
-        self.card = cards.pop() if len(cards) == 1 else None  # where the members' cards differ, there is no default
+        [segmenter] = segmenters
+        # Where the members' cards differ otherwise, there is no default.
+        shared = None if segmenter == DEFAULT_SEGMENTER else CardValues(segmenter=segmenter)
+        self.card = cards.pop() if len(cards) == 1 else shared
 
     def identity(self) -> str:
         facts = repr((self.rule, [member.identity() for member in self.members]))

@@ -203,6 +203,8 @@ def open_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name: 
     found = load_prm(prm, **options.load_options(name))
     if isinstance(found, PRM) and found.family.name == "implicit":
         raise ConfigError(f"{prm} is half of an implicit PRM; name its reference, too: implicit:{prm}+REFERENCE")
+    if isinstance(found, PRM) and found.family.name == "orm":  # read after its steps, it would score something else
+        raise ConfigError(f"{prm} is an outcome reward model; name it orm:{prm}, without a family")
     return found
 
 

@@ -14,6 +14,7 @@ from prism_prm.models.card import prm_folder
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.models.model_files import check_model
 from prism_prm.net import server_address
+from prism_prm.segments import SCORED
 
 CONFIDENCES = ("logprob", "self-certainty", "lowest-group", "tail")
 _NAME = re.compile(r"(implicit|orm|logprob|self-certainty|lowest-group|tail)(?:-(\d+))?:(.*)", re.DOTALL)
@@ -64,6 +65,8 @@ def check_rival(place: RivalPlace, load: LoadSettings) -> None:
     """Raise early if the models are missing or the address is wrong. Sends no request."""
     if place.kind != "implicit" and load.on_too_long == "window":
         raise ConfigError(f"load.on_too_long = 'window': {place.kind} reads whole solutions; use error or skip")
+    if place.kind != "implicit" and load.thinking not in (None, SCORED):
+        raise ConfigError(f"load.thinking = {load.thinking!r}: {place.kind} reads whole solutions; leave it out")
     policy, _, target = place.target.partition(":")
     if place.kind not in CONFIDENCES:
         policy, target = "hf", place.target

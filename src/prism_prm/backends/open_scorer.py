@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -128,6 +129,8 @@ def check_scorer(place: Scorer | str | Path, options: PrmOptions, name: str = ""
         read_calibration(options.calibration)
         if ensemble_place(place) is not None or rival_place(place) is not None:
             raise ConfigError(f"{place} is not a single PRM; load.calibration is for one")
+    if options.adapter is not None and str(place).startswith((ENSEMBLE, "implicit:")):
+        raise ConfigError(f"{place} has several models; load.adapter is for one: name the adapter instead of its base")
     if (ensemble := ensemble_place(place)) is not None:
         for member in ensemble.members:
             check_scorer(member, options, name)
@@ -160,7 +163,7 @@ def named_segmenter(prms: Iterable[Scorer | str | Path], options: PrmOptions) ->
     if options.segmenter is not None:
         return options.segmenter
     names: dict[str, str] = {}
-    for prm in prms:
+    for prm in itertools.chain.from_iterable(map(_models_of, prms)):
         if isinstance(prm, Scorer):
             names[segmenter_of(prm)] = type(prm).__name__
         else:
@@ -172,6 +175,14 @@ def named_segmenter(prms: Iterable[Scorer | str | Path], options: PrmOptions) ->
         raise ConfigError(f"The PRMs cut texts into steps by different rules: {found}. Choose one: load.segmenter=…")
     chosen = next(iter(names), DEFAULT_SEGMENTER)
     return None if chosen == DEFAULT_SEGMENTER else chosen
+
+
+def _models_of(prm: Scorer | str | Path) -> list[Scorer | str | Path]:
+    """The members of an ensemble, and the first model of a rival."""
+    if (ensemble := ensemble_place(prm)) is not None:
+        return [model for member in ensemble.members for model in _models_of(member)]
+    rival = rival_place(prm)
+    return [prm if rival is None else rival.target.removeprefix("hf:")]
 
 
 @contextlib.contextmanager

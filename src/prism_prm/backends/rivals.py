@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -25,9 +26,10 @@ from prism_prm.models.families.language_model import LanguageModel, OutcomeRewar
 from prism_prm.models.gguf_files import find_gguf
 from prism_prm.models.language_module import log_probability, self_certainty, token_values, top_confidence
 from prism_prm.models.packing import EncodedTree, describe, encode_tree
-from prism_prm.models.prm import PRM, PackItem, fit, score_items
+from prism_prm.models.prm import PRM, PackItem, score_items
 from prism_prm.net import RetryPolicy, Server
 from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.tree import StepTree
 
 AT_ONCE = 64
@@ -62,7 +64,9 @@ class ImplicitPRM(Scorer):
         model.context = self.context = self.reference.context
         self.on_too_long = model.on_too_long
         self.beta = float(model.family.chosen["beta"]) if beta is None else beta
-        self.card = CardValues("min", model.card.threshold)
+        self.card = CardValues(
+            "min", model.card.threshold, segmenter=model.card.segmenter, thinking=model.card.thinking
+        )  # fmt: skip
 
     def identity(self) -> str:
         return _digest("implicit", self.beta, self.model.identity(), self.reference.identity())
@@ -98,7 +102,7 @@ class ORM(Scorer):
     def __init__(self, model: PRM) -> None:
         self.model = model
         self.context, self.on_too_long = model.context, model.on_too_long
-        self.card = CardValues("last", model.card.threshold)
+        self.card = CardValues("last", model.card.threshold, segmenter=model.card.segmenter)
 
     def identity(self) -> str:
         return _digest("orm", self.model.identity())
@@ -133,14 +137,7 @@ class ORM(Scorer):
                 encoded.parents * 2, encoded.starts * 2,
             )  # fmt: skip
             size = len(tree.nodes)
-            long = [node for node in nodes if with_ends.path_tokens(size + node) > prm.context]
-            if long and prm.on_too_long == "error":
-                raise DataError(
-                    f"{describe(tree, long[0])}: the problem and the solution up to here are "
-                    f"{with_ends.path_tokens(size + long[0])} tokens, but the model's context is {prm.context}. With "
-                    "on_too_long='skip' it gets no score.",
-                    reason="too-long",
-                )
+            long = _too_long(prm, tree, {node: with_ends.path_tokens(size + node) for node in nodes})
             groups = [(size + node,) for node in nodes if node not in long]
             items += [PackItem(with_ends, groups, index)] * bool(groups)
             too_long.append(tuple(long))
@@ -205,11 +202,10 @@ class LocalTokens:
     ) -> tuple[list[dict[int, Floats]], list[tuple[int, ...]]]:
         prm = self.prm
         encoded, paths, too_long = [], [], []
-        for index, (tree, wanted) in enumerate(zip(trees, nodes, strict=True)):
-            items, long = fit(tree, index, wanted, prm.family, prm.context, prm.on_too_long)
-            fitting = [node for item in items for (node,) in item.groups]
+        for tree, wanted in zip(trees, nodes, strict=True):
             encoded.append(encode_tree(tree, prm.family))
-            paths.append(sorted({node for end in fitting for node in tree.path(end)}))
+            long = _too_long(prm, tree, {node: encoded[-1].path_tokens(node) for node in wanted})
+            paths.append(sorted({node for end in wanted if end not in long for node in tree.path(end)}))
             too_long.append(tuple(long))
         return token_values(prm, encoded, paths, self.MEASURES.get(measure, top_confidence)), too_long
 
@@ -255,7 +251,7 @@ class ServedTokens:
         body = {"model": self.model, "prompt": text, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": TOP}
 
         def read(answer: dict[str, Any]) -> dict[int, Floats]:
-            return _echoed(answer, path, [*starts, len(text)], measure)
+            return _echoed(answer, text, path, [*starts, len(text)], measure)
 
         return await self.server.ask("POST", "/completions", read, body)
 
@@ -270,13 +266,15 @@ class ServedTokens:
         self.server.close()
 
 
-def _echoed(answer: Mapping[str, Any], path: Sequence[int], starts: Sequence[int], measure: str) -> dict[int, Floats]:
+def _echoed(
+    answer: Mapping[str, Any], text: str, path: Sequence[int], starts: Sequence[int], measure: str
+) -> dict[int, Floats]:
     """Read the values of each node's tokens from an echoed prompt. Raises ValueError if the answer has none."""
     choices = answer.get("choices")
     logprobs = choices[0].get("logprobs") if isinstance(choices, list) and choices else None
-    own, tops, offsets = (
+    own, tops, offsets, tokens = (
         logprobs.get(name) if isinstance(logprobs, dict) else None
-        for name in ("token_logprobs", "top_logprobs", "text_offset")
+        for name in ("token_logprobs", "top_logprobs", "text_offset", "tokens")
     )
     if not (isinstance(own, list) and isinstance(offsets, list) and isinstance(tops, list)) or not (
         len(own) == len(offsets) == len(tops) and any(offset < starts[-1] for offset in offsets)
@@ -285,6 +283,10 @@ def _echoed(answer: Mapping[str, Any], path: Sequence[int], starts: Sequence[int
             "the answer has no log-probabilities of the prompt (echo with logprobs), which this server does not "
             "return; vLLM does, and a local model does: hf:FOLDER"
         )
+    # Offsets count the beginning-of-sequence token that a server puts before the text.
+    first = str(tokens[0]) if isinstance(tokens, list) and len(tokens) > 1 else ""
+    if not text.startswith(first) and "\ufffd" not in first:
+        offsets = [offset - offsets[1] for offset in offsets]
     found: dict[int, Floats] = {}
     for node, start, end in zip(path, starts, starts[1:], strict=False):
         values = []
@@ -317,11 +319,12 @@ SUMMARIES: dict[str, Callable[[Floats, int], float]] = {
 class Confidence(Scorer):
     """The confidence of a language model in the text up to a step."""
 
-    card = CardValues("last")
-
-    def __init__(self, source: TokenSource, kind: str, window: int = WINDOW) -> None:
+    def __init__(
+        self, source: TokenSource, kind: str, window: int = WINDOW, segmenter: str = DEFAULT_SEGMENTER
+    ) -> None:
         assert kind in CONFIDENCES, "checked when its name is parsed"
         self.source, self.kind, self.window = source, kind, window
+        self.card = CardValues("last", segmenter=segmenter)
         self.context = source.context
 
     def identity(self) -> str:
@@ -386,14 +389,16 @@ def open_rival(place: RivalPlace, load: Mapping[str, Any]) -> Scorer:
         return ORM(_open_model(place.target, OutcomeReward.name, load))
     policy, _, target = place.target.partition(":")
     if policy == "hf":
-        return Confidence(LocalTokens(_open_model(target, LanguageModel.name, load)), place.kind, place.window)
+        model = _open_model(target, LanguageModel.name, load)
+        return Confidence(LocalTokens(model), place.kind, place.window, model.card.segmenter)
     tokenizer = None
     if load["local"] is not None:
         from prism_prm.models.model_files import load_tokenizer, local_folder
 
         tokenizer = load_tokenizer(local_folder(str(load["local"])))
     retry = RetryPolicy(load["prm_timeout"], load["prm_retries"])
-    return Confidence(ServedTokens(target, tokenizer, retry, load["prm_concurrency"]), place.kind, place.window)
+    served = ServedTokens(target, tokenizer, retry, load["prm_concurrency"])
+    return Confidence(served, place.kind, place.window, load["segmenter"] or DEFAULT_SEGMENTER)
 
 
 def _open_model(name: str, family: str, load: Mapping[str, Any]) -> PRM:
@@ -403,11 +408,28 @@ def _open_model(name: str, family: str, load: Mapping[str, Any]) -> PRM:
     if Path(folder).is_dir() and find_gguf(Path(folder)) is not None:
         if family == OutcomeReward.name:
             raise ConfigError(f"orm:{name}: a GGUF file has no head that scores solutions; name a sequence classifier")
+        if load["adapter"] is not None:
+            raise ConfigError(f"{name}: a GGUF file takes no adapter; leave out load.adapter, or merge it first")
         options = ("dtype", "device", "attn", "token_budget", "on_too_long", "allow_pickle")
-        return init_prm(folder, family=family, **{option: load[option] for option in options})
-    prm = load_prm(folder, **{**load, "family": family, "local": None, "check": False})
-    assert isinstance(prm, PRM), "a local model"
-    return prm
+        prm = init_prm(folder, family=family, **{option: load[option] for option in options})
+        prm.card = replace(prm.card, **{key: load[key] for key in ("segmenter", "thinking") if load[key] is not None})
+        prm.context = load["context"] or prm.context
+        return prm
+    loaded = load_prm(folder, **{**load, "family": family, "local": None, "check": False})
+    assert isinstance(loaded, PRM), "a local model"
+    return loaded
+
+
+def _too_long(prm: PRM, tree: StepTree, sizes: Mapping[int, int]) -> list[int]:
+    """The nodes whose paths, of these sizes in tokens, exceed the context. Raises unless such nodes are skipped."""
+    long = [node for node, size in sizes.items() if size > prm.context]
+    if long and prm.on_too_long == "error":
+        raise DataError(
+            f"{describe(tree, long[0])}: the problem and the solution up to here are {sizes[long[0]]} tokens, but the "
+            f"model's context is {prm.context}. With on_too_long='skip' it gets no score.",
+            reason="too-long",
+        )
+    return long
 
 
 def _chunks(

@@ -218,6 +218,8 @@ def _family_of(card: Card, folder: Path, named: str | None) -> type[Family]:
 
 def first_is_right(folder: Path, config: Any) -> bool:
     """Whether the label names say that class 0 means a right step; by default class 1 does."""
+    if config.num_labels == 1:
+        return False
     names = [str(config.id2label.get(label, "")) for label in (0, 1)]
     first, second = map(_is_right, names)
     if first != second:

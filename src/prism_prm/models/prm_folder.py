@@ -48,7 +48,10 @@ def load_folder(
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
     with readable(folder, "config.json"), torch.device("meta"):
-        head = instance.make_head(config.hidden_size, config)
+        try:
+            head = instance.make_head(config.hidden_size, config)
+        except ConfigError as error:
+            raise ConfigError(f"{folder}: {error}") from None
     names = [f"{instance.head_name}.{key}" for key in head.state_dict()]
     backbone = load_checked(
         AutoModel, folder, "backbone", unread=names if instance.uses_lm_head else [*names, OUTPUT_LAYER],

@@ -18,6 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel
 
 from prism_prm.aggregate import CardValues
+from prism_prm.backends.open_rival import rival_place
+from prism_prm.backends.open_scorer import ensemble_place
 from prism_prm.console import Advance, ignore
 from prism_prm.data.pair_examples import as_one_tree
 from prism_prm.errors import ConfigError, ModelError
@@ -70,6 +72,8 @@ def load_skeleton(
     context: int | None = None,
 ) -> Skeleton:
     """Build a PRM, or with `fresh` the PRM that `init_prm` would make from a language model, without weights."""
+    if ensemble_place(name) is not None or rival_place(name) is not None:
+        raise ConfigError(f"--plan: {name} is no single PRM, whose cost would be known; plan without it")
     folder, config, notes = _load_config(name, stand_in, attn)
     if layers is not None:
         if layers > config.num_hidden_layers:

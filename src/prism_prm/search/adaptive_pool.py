@@ -61,7 +61,7 @@ def simulate(
 ) -> list[AdaptiveResult]:
     """Simulate every rule on the measured problems of a pool; `scores` has step scores and log-scores by scorer."""
     ends = np.cumsum([len(grades) for grades in graded.grades])
-    measured = [problem for problem in graded.measured if len(graded.grades[problem])]
+    measured = graded.measured
     clusters, _ = number_clusters(graded.pool.problems[problem].problem.text for problem in measured)
     names = [("safe", ""), *((rule, prm) for prm in scores for rule in RULES)]
     results = []
@@ -104,5 +104,6 @@ def _saved(cost_P: Floats, full_P: Floats, clusters: Ints) -> Interval:
     num_clusters = int(clusters.max()) + 1
     draws = cluster_draws(num_clusters)
     sums = [resampled_sums(cluster_sums(values, clusters, num_clusters), draws) for values in (cost_P, full_P)]
-    replicates = 1 - sums[0] / sums[1]
+    # A replicate of problems without solutions saves nothing.
+    replicates = 1 - np.divide(sums[0], sums[1], out=np.ones_like(sums[0]), where=sums[1] > 0)
     return interval(1 - float(cost_P.sum() / full_P.sum()), replicates.ravel(), num_clusters)

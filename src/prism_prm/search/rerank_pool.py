@@ -28,7 +28,7 @@ from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
 from prism_prm.data.pools import Pool, read_pool
 from prism_prm.data.tasks import Errata, Level, TaskGrader, Window, load_task
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, SettingError
 from prism_prm.grading.extract import EXTRACTORS
 from prism_prm.job import Here, Job, stoppable
 from prism_prm.paths import file_name
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
 SOLUTIONS = "solutions.parquet"
 SELECTED = "selected.jsonl"
-ROUNDED = 1e-6
-"""Scores of members of an ensemble are this far from 0 and 1, at least."""
+ROUNDED, EXACT = 1e-6, 1e-16
+"""In ensembles, scores from files and from models are this far from 0 and 1, at least: published ones are rounded."""
 SOLUTIONS_PER_CHUNK = 512
 """The maximum number of solutions that are graded together."""
 
@@ -103,6 +103,10 @@ class RerankSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.adaptive.rule != "safe":
+            raise SettingError(
+                "adaptive.rule", self.adaptive.rule, "is for searches; rerank simulates all: leave it out"
+            )
         if self.aggregators == ():
             raise ConfigError(f"aggregators is empty. Known: {', '.join(AGGREGATORS)}.")
         for aggregator in self.aggregators or ():
@@ -172,9 +176,7 @@ def rerank_pool(
     written = (SOLUTIONS, SELECTED, "curves.parquet", "metrics.json")
     keep_inputs([*read, task, task_data], [out / name for name in written])
     # Missing models and files raise before solutions are judged, which takes long.
-    of_scores = {
-        name: place for name, prm in prms.items() if (place := _of_named_scores(prm, [*prms, *tables, "pool"]))
-    }
+    of_scores = _of_named_scores(prms, [*prms, *tables, "pool"])
     prms = {name: prm for name, prm in prms.items() if name not in of_scores}
     for name, prm in prms.items():
         check_scorer(prm, prm_options or PrmOptions(), name)
@@ -199,6 +201,10 @@ def rerank_pool(
     most = largest_n([len(entry.solutions) for entry in pool.problems])
     ns = None if settings.ns is None else check_ns(pool, settings.ns)
     from_files = {name: scores_in_file(path, pool) for name, path in tables.items()}
+    own_scores = scores_in_pool(pool)
+    for name, place in of_scores.items():
+        if own_scores is None and "pool" in place.members:
+            raise ConfigError(f"--prm {name}: the member 'pool' stands for the pool's own scores, but it has none")
     with Job(out) as job:
         graded, graded_as = _grade(job, pool, settings, chunk=max(1, SOLUTIONS_PER_CHUNK // max(most, 1)))
         step_scores: dict[str, StepScores] = {}
@@ -206,7 +212,7 @@ def rerank_pool(
         tokens: dict[str, int] = {}
         critics: dict[str, dict[str, Any]] = {}
         with stoppable(lambda: "with all answers judged"):
-            if (own_scores := scores_in_pool(pool)) is not None:
+            if own_scores is not None:
                 step_scores["pool"], cards["pool"] = own_scores, None
             _check_unique([*step_scores, *prms, *tables, *of_scores])
             for name, (of_solutions, card) in from_files.items():
@@ -221,7 +227,8 @@ def rerank_pool(
                     if (summary := scorer.summary(pool.trees())) is not None:
                         critics[name] = summary
             for name, place in of_scores.items():
-                step_scores[name] = _combine_scores([step_scores[member] for member in place.members], place.rule)
+                edges = [EXACT if member in prms else ROUNDED for member in place.members]
+                step_scores[name] = _combine_scores([step_scores[one] for one in place.members], edges, place.rule)
                 of_members = {cards[member] for member in place.members}
                 cards[name] = of_members.pop() if len(of_members) == 1 else None
                 if all(member in tokens for member in place.members):
@@ -261,22 +268,38 @@ def rerank_pool(
     return results
 
 
-def _of_named_scores(prm: Scorer | str | Path, names: Sequence[str]) -> EnsemblePlace | None:
-    """The ensemble, if its members are the names of other scores in this call."""
-    place = ensemble_place(prm)
-    return place if place is not None and set(place.members) <= set(names) else None
+def _of_named_scores(prms: Mapping[str, Scorer | str | Path], names: Sequence[str]) -> dict[str, EnsemblePlace]:
+    """The ensembles whose members are names of other scores in this call, by name."""
+    found: dict[str, EnsemblePlace] = {}
+    for name, prm in prms.items():
+        place = ensemble_place(prm)
+        known = [member for member in place.members if member in names] if place else []
+        if place is None or not known:
+            continue
+        if others := [member for member in place.members if member not in known]:
+            if all(Path(member).exists() for member in known):
+                continue
+            raise ConfigError(
+                f"--prm {name}: {known[0]!r} is a name of this command, and {others[0]!r} is not; give it a name, too "
+                f"(--prm NAME={others[0]}), and use that"
+            )
+        found[name] = place
+    for name, place in found.items():
+        if inner := [member for member in place.members if member in found]:
+            raise ConfigError(f"--prm {name}: its member {inner[0]!r} is an ensemble of names; name single scorers")
+    return found
 
 
-def _combine_scores(of_members: Sequence[StepScores], rule: str) -> StepScores:
-    """The step scores of an ensemble; None where a member has none."""
+def _combine_scores(of_members: Sequence[StepScores], edges: Sequence[float], rule: str) -> StepScores:
+    """The step scores of an ensemble; None where a member has none. Scores are `edges` from 0 and 1, at least."""
     combined: list[Floats | None] = []
     for of_solution in zip(*of_members, strict=True):
         known = [steps for steps in of_solution if steps is not None]
         if len(known) < len(of_solution):
             combined.append(None)
             continue
-        # Published scores are rounded, so that some are 0 or 1.
-        probability_MN = np.clip(np.stack(known), ROUNDED, 1 - ROUNDED)
+        edge_M1 = np.array(edges)[:, None]
+        probability_MN = np.clip(np.stack(known), edge_M1, 1 - edge_M1)
         combined.append(sigmoid(combine(np.log(probability_MN) - np.log1p(-probability_MN), rule)))
     return combined
 

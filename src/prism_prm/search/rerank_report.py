@@ -275,24 +275,31 @@ solutions.
 
 
 def _finding(results: RerankResults) -> str:
-    """The best rule at the largest n, those that need no scores, and whether scores add anything to a vote."""
+    """The best rule by scores at the largest n and those that need none, best first; and whether scores add anything
+    to a vote."""
     most, single, majority = results.ns[-1], results.curve("mean"), results.curve("majority")
-    one = f"one solution {percent(single.points[-1].value)} %"
-    plain = f"the majority vote {percent(majority.points[-1].value)} %"
     own = [curve for curve in results.own_curves if curve.prm and curve.method in WITH_PRM]
     if not own:
-        oracle = percent(results.curve("oracle").points[-1].value)
-        return f"Of {most} solutions, {plain}, {one} and the oracle {oracle} %."
+        most_votes, one, oracle = (
+            percent(curve.points[-1].value) for curve in (majority, single, results.curve("oracle"))
+        )  # fmt: skip
+        return f"Of {most} solutions, the majority vote {most_votes} %, one solution {one} % and the oracle {oracle} %."
     best = max(own, key=lambda curve: curve.points[-1].value)
     gain = best.minus(majority, most)
     vote = max((curve for curve in own if curve.method == "weighted"), key=lambda curve: curve.points[-1].value)
     added = vote.minus(majority, most)
     beats = _verdict(gain, len(own), "beats the vote", "does not demonstrably beat the vote")
     adds = _verdict(added, len(own) // 2, "add to the vote", "do not demonstrably add to the vote")
+    name = f"the {TITLES[best.method]} by {escaped(best.prm)}"
+    compared = [("the majority vote", majority), (name, best), ("one solution", single)]
+    (first, accuracy), *others = (
+        (rule, percent(curve.points[-1].value))
+        for rule, curve in sorted(compared, key=lambda entry: -entry[1].points[-1].value)
+    )
     return (
-        f"Of {most} solutions, the {TITLES[best.method]} by {escaped(best.prm)} is right on "
-        f"{percent(best.points[-1].value)} % of the problems; {plain}, {one}. It {beats}. As weights, the scores of "
-        f"{escaped(vote.prm)} {adds}."
+        f"Of {most} solutions, {first} is right on {accuracy} % of the problems, "
+        f"{' and '.join(f'{rule} on {value} %' for rule, value in others)}. {name[0].upper()}{name[1:]} {beats}. As "
+        f"weights, the scores of {escaped(vote.prm)} {adds}."
     )
 
 

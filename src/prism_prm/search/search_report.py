@@ -155,6 +155,14 @@ def _introduction(recipe: SearchRecipe, points: Sequence[Point]) -> str:
         text += f"Step scores become a path's score by: {used}. "
     if search.samples_once:
         text += "Each value is the expectation over all ways to draw n of the sampled solutions. "
+    if not search.adaptive.is_fixed:
+        text += f"The budget is adaptive (rule {search.adaptive.rule}): at most n solutions are drawn. "
+        if search.adaptive.error is not None:
+            counted = "weighted by scores" if search.adaptive.needs_scores else "a majority vote"
+            text += (
+                f"A problem ends when another answer would win with a chance of at most {search.adaptive.error:g}, by "
+                f"its votes ({counted}); the selection is by {recipe.selector}. "
+            )
     text += (
         "Intervals are 95 % bootstrap intervals over problems. Policy tokens include dropped beams and lookaheads. PRM "
         "tokens are those that ran through the model; cached key/values do not count again."

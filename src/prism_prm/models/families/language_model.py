@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from prism_prm.errors import ConfigError
 from prism_prm.models.families.base import Family, causal_lm
 from prism_prm.models.model_files import render_chat
 
@@ -93,6 +94,11 @@ class OutcomeReward(_Chat):
     def make_head(self, hidden_size: int, config: Any) -> nn.Module:
         from torch import nn
 
+        if config.num_labels > 2:
+            raise ConfigError(
+                f"an outcome reward model has one output, or two (wrong, right), but this sequence classifier has "
+                f"{config.num_labels}; use another model"
+            )
         return nn.Linear(hidden_size, config.num_labels, bias=False)
 
     @staticmethod
