@@ -326,8 +326,8 @@ class PRMReward:
             )
         if not card.threshold:
             raise ConfigError(
-                'clip = "card": the threshold in the PRM\'s card is 0, so all scores would count the same; set clip to a '
-                "number."
+                'clip = "card": the threshold in the PRM\'s card is 0, so all scores would count the same; set clip to '
+                "a number."
             )
         return card.threshold
 
