@@ -126,7 +126,7 @@ def make_rounds_report(recipe: GrpoRecipe, rounds: Sequence[Round], ended: str =
     start, static, end = (percent(point.mean(gold)) for point in (first[0], first[-1], last[-1]))
     report = Report(
         "A policy trained in adversarial rounds",
-        subtitle=f"{recipe.policy}, rewarded by {recipe.prm} and what it became in {len(rounds) - 1} rounds",
+        subtitle=f"{recipe.policy}, rewarded by {recipe.prm} and by what rounds made of it",
         finding=f"Held-out problems solved: {start} % by the untrained policy, {static} % after training with the "
         f"first PRM, {end} % after the last round.",
     )

@@ -215,13 +215,14 @@ def _part(problems: Sequence[TaskProblem], number: int, count: int) -> list[Task
 
 
 def plan_tokens(settings: RoundSettings, num_problems: int, points: Sequence[EvalPoint]) -> dict[str, int]:
-    """The most tokens that a round may take, by the lengths of the held-out solutions: if every step is suspect.
+    """The most tokens that a round may take, by the lengths of the held-out solutions: if every problem has a right
+    solution, and every step is suspect.
 
-    Half a solution follows a step on average.
+    Half a solution follows a step on average. Continuations write that step, too.
     """
     old, new = points[0].numbers, points[-1].numbers
     num_steps, half_old, half_new = old["num_steps"], old["num_tokens"] / 2, new["num_tokens"] / 2
-    sampling = settings.tries * old["num_tokens"] + num_steps * settings.samples * half_new
+    sampling = settings.tries * old["num_tokens"] + (num_steps + 1) * settings.samples * half_new
     labels = num_steps * (1 + settings.samples) * settings.rollouts * half_old if settings.labels == "rollouts" else 0.0
     return {"sampling": round(num_problems * sampling), "labels": round(num_problems * labels)}
 
