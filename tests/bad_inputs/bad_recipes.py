@@ -62,6 +62,7 @@ PAIRED = [
     ("grpo.toml", "rounds.train", "", "rounds.train", "recipe"),
     ("grpo.toml", "rounds.labels", "judge", "rounds.labels = 'judge'", "rounds.judge"),
     ("grpo.toml", "rounds.disagree", "judge", "rounds.disagree = 'judge'", "rounds.judge"),
+    ("grpo.toml", "rounds.judge", "prm", "rounds.judge = 'prm'", "rounds.labels"),
     ("grpo.toml", "rounds.rule", "soft", "rounds.rule = 'soft'"),
     ("grpo.toml", "trainer.scale_rewards", "none", "scale_rewards", "reward.scale"),
     ("grpo.toml", "reward.clip", "cart", "reward.clip = 'cart'", "card"),
@@ -85,7 +86,10 @@ NAMES: list[Any] = [
     ("search.toml", "policy.device", "nonsense", "nonsense"),
     ("search.toml", "policy.dtype", "nonsense", "nonsense", "float32"),
     ("grpo.toml", "rounds.train", "nowhere.toml", "nowhere.toml"),
-    ("grpo.toml", "rounds.judge", "nowhere", "nowhere"),
+    (
+        "grpo.toml", "rounds", {"count": 1, "train": "train.toml", "labels": "judge", "judge": "nowhere"},
+        "nowhere: there is no such model",
+    ),
 ]  # fmt: skip
 """Names of nothing: the message says the name."""
 

@@ -421,6 +421,25 @@ def run(rewards: list[float], kl: list[float | None]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_what_a_round_exploited(serve: Serve) -> None:
+    one = {"step": "<b>3-1=1</b>", "count": 2, "score_before": 0.9, "score_after": 0.25}
+    found = {"wrong_steps": 4, "passed_before": 4, "passed_after": 1, "most_frequent": [one]}
+    page, server = serve({"a": ("grpo", run([0.1], [None]) | {"exploits": found})})
+    server.open()
+    assert page.get_by_text("labeled wrong steps").inner_text() == (
+        "Of 4 labeled wrong steps, the PRM of this round passes 100.0 %, the retrained one 25.0 %."
+    )
+    rows = page.get_by_role("region", name="Most frequent exploits").locator("tbody tr")
+    assert rows.all_inner_texts() == ["<b>3-1=1</b>\t2\t90.0 %\t25.0 %"]
+
+
+def test_without_wrong_steps_a_round_has_no_share_of_them(serve: Serve) -> None:
+    none = {"wrong_steps": 0, "passed_before": 0, "passed_after": 0, "most_frequent": []}
+    page, server = serve({"a": ("grpo", run([0.1], [None]) | {"exploits": none})})
+    server.open()
+    assert page.get_by_text("labeled wrong steps").inner_text().endswith("passes –, the retrained one –.")
+
+
 def test_rewards_beyond_0_and_1_are_numbers_on_the_chart(serve: Serve) -> None:
     listed = {"a": ("grpo", run([-2.0, -0.5, 1.5], [None] * 3)), "b": ("grpo", run([0.2, 0.3, 0.4], [0.0, 0.1, 0.2]))}
     page, server = serve(listed)

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism_prm.lab.demo.rewards import SHOWN, NoisyOracle, RewardStudy, add_rewards, num_pairs
+from prism_prm.lab.demo.rewards import SHOWN, NoisyOracle, RewardStudy, add_rewards
 from prism_prm.lab.demo.settings import demo_settings
 from prism_prm.lab.world.build import World, build_world, world_settings
 from prism_prm.lab.world.oracle import OracleScorer
 from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.report import Report
+from prism_prm.rl.exploits import num_pairs
 from prism_prm.tree import ROOT, Step, StepTree
 
 TREE = StepTree(

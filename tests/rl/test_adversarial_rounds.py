@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +20,17 @@ from prism_prm import GrpoRecipe, init_prm, load_prm, train_policy
 from prism_prm.cli import app
 from prism_prm.config import read_settings
 from prism_prm.data.tables import iter_trees, write_trees
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, PrismError
 from prism_prm.lab.world.build import load_policy, world_settings
 from prism_prm.lab.world.policy import PRM_SETTINGS
 from prism_prm.lab.world.problems import draw_problems
 from prism_prm.lab.world.trees import sample_trees
-from prism_prm.models.card import set_threshold
+from prism_prm.models.card import rewrite_card, set_threshold
 from prism_prm.rl.alarm import read_points
-from prism_prm.rl.rounds import train_rounds
+from prism_prm.rl.rounds import measured_exploits, train_rounds
 from prism_prm.serve.page_documents import ShownResults, run_documents
 from prism_prm.train.recipe import load_recipe
+from prism_prm.tree import StepTree
 
 PRM_RECIPE = """
 report_to = []
@@ -127,6 +129,7 @@ def test_one_report_shows_all_rounds(run: Path) -> None:
     counts = facts["counts"]
     assert last["exploits"] is None
     assert counts["problems"] == 8
+    assert metrics["ended"] == ""
     assert counts["suspects"] == counts["labeled wrong"] + counts.get("labeled right", 0) + counts.get(
         "without a label", 0
     )
@@ -141,7 +144,7 @@ def test_one_report_shows_all_rounds(run: Path) -> None:
     assert facts["wrong_steps"] == len(wrong)
     assert {one["step"] for one in facts["most_frequent"]} <= set(wrong)
     page = (run / "report.md").read_text()
-    for text in ("rounds-answer", "rounds-proxy", "## What the policies exploited", "| round 1 |"):
+    for text in ("rounds-answer", "rounds-proxy", "## What the policies exploited", "| round 1 |", *counts):
         assert text in page
 
 
@@ -203,8 +206,58 @@ def test_a_policy_that_exploits_nothing_needs_no_round(folder: Path, said: list[
     rounds = train_rounds(folder / "recipe.toml", folder / "nothing", assignments=["rounds.min_score=1.0"])
     assert len(rounds) == 1
     assert said[-1].endswith("sampled steps is suspect: no further round is needed.")
-    assert (folder / "nothing" / "report.html").exists()
+    assert said[-1] in (folder / "nothing" / "report.md").read_text()
+    metrics = json.loads((folder / "nothing" / "metrics.json").read_text())
+    assert metrics["ended"] == said[-1]
+    assert metrics["rounds"][0]["exploits"]["tokens"]["sampling"] > 0, "the last sampling is reported, too"
     assert not (folder / "nothing" / "round-1").exists()
+    with pytest.raises(ConfigError, match=r"samples = 2 \(was 3\)"):
+        train_rounds(folder / "recipe.toml", folder / "nothing", assignments=["rounds.samples=2"])
+    assert len(train_rounds(folder / "recipe.toml", folder / "nothing")) == 2, "by another min_score it exploits some"
+
+
+def test_without_a_wrong_label_there_is_no_further_round(folder: Path, said: list[str]) -> None:
+    def all_right(trees: list[StepTree]) -> tuple[list[StepTree], int]:
+        return [
+            replace(tree, nodes=tuple(replace(step, label=1.0) for step in tree.nodes)) for tree in trees
+        ], 0  # fmt: skip
+
+    assert len(train_rounds(folder / "recipe.toml", folder / "right", labeler=all_right)) == 1
+    assert said[-1].endswith("suspect steps was labeled wrong: no further round is needed.")
+    assert len(train_rounds(folder / "recipe.toml", folder / "right")) == 2, "labels of another labeler are not reused"
+
+
+def test_people_label_a_round_and_corrections_are_not_ignored(folder: Path) -> None:
+    recipe, out = folder / "recipe.toml", folder / "people"
+    with pytest.raises(PrismError, match=r"steps to label: .* and rerun"):
+        train_rounds(recipe, out, assignments=["rounds.labels=file"])
+    asked, answered = (out / "round-0" / "exploits" / name for name in ("to-label.jsonl", "labels.jsonl"))
+    answered.write_text(asked.read_text().replace('"label":null', '"label":0'))
+    first, _ = train_rounds(recipe, out, assignments=["rounds.labels=file"])
+    assert first.exploits is not None
+    assert first.exploits["wrong_steps"] == len(answered.read_text().splitlines())
+    answered.write_text(answered.read_text().replace('"label":0', '"label":1', 1))
+    with pytest.raises(PrismError, match=r"trees\.parquet changed since this run read it"):
+        train_rounds(recipe, out, assignments=["rounds.labels=file"])
+
+
+def test_the_fpr_is_measured_again_for_another_threshold(run: Path, folder: Path, tmp_path: Path) -> None:
+    recipe = read_settings(GrpoRecipe, folder / "recipe.toml", ())
+    exploits, prm = tmp_path / "exploits", tmp_path / "prm"
+    shutil.copytree(run / "round-0" / "exploits", exploits)
+    shutil.copytree(folder / "prm", prm)
+    before = measured_exploits(recipe, exploits, str(prm), str(prm))
+    assert before["passed_after"] == before["wrong_steps"] > 0
+    set_threshold(prm, 1.0)
+    assert measured_exploits(recipe, exploits, str(prm), str(prm))["passed_after"] == 0
+
+
+def test_a_folder_holds_a_run_with_rounds_or_without(run: Path, folder: Path) -> None:
+    recipe = folder / "recipe.toml"
+    with pytest.raises(ConfigError, match="has a run with rounds"):
+        train_policy(recipe, run, assignments=["rounds.count=0"])
+    with pytest.raises(ConfigError, match="round-0 has a run of `prism grpo` without rounds"):
+        train_rounds(recipe, run / "round-0")
 
 
 def test_without_prefixes_the_rounds_end_and_say_why(folder: Path, said: list[str]) -> None:
@@ -244,6 +297,15 @@ def test_recipes_that_cannot_run_are_refused(folder: Path) -> None:
         read("trainer.scale_rewards=none")
     with pytest.raises(ConfigError, match="trained by train_rounds"):
         train_policy(read(), folder / "refused")
+    (folder / "unmeasured.toml").write_text((folder / "prm.toml").read_text() + '[validation]\nsplit = ""\n')
+    with pytest.raises(ConfigError, match=r"unmeasured\.toml: without validation, .* or reward\.clip to a number"):
+        train_rounds(read("reward.clip=card", f"rounds.train={folder / 'unmeasured.toml'}"), folder / "refused")
+    shutil.copytree(folder / "prm", folder / "code")
+    rewrite_card(folder / "code", replace(load_prm(folder / "code").card, segmenter="code"))
+    for change in ("rounds.sampling.segmenter=code", f"prm={folder / 'code'}"):
+        with pytest.raises(ConfigError, match=r"segmenter = code .* only paragraph works"):
+            train_rounds(read(change), folder / "refused")
+    assert not (folder / "refused").exists(), "before anything is trained"
     (folder / "pairs.toml").write_text('[data]\nfolder = "pairs"\n[base]\nprm = "prm"\n')
     with pytest.raises(ConfigError, match=r"pairs\.toml: data\.folder has finished pairs"):
         train_rounds(read(f"rounds.train={folder / 'pairs.toml'}"), folder / "refused")

@@ -57,8 +57,11 @@ def test_a_plain_trainer_is_watched_and_stopped(world_policy: Path, tmp_path: Pa
 def test_an_alarm_gives_advice() -> None:
     by_truth = Alarm(40, 30, 0.1, 0.02, "answer", "answer")
     assert by_truth.advice == (
-        "The policy may exploit the reward: keep the policy of update 30, and train again with a KL penalty "
+        "The policy may exploit the reward: use a checkpoint up to update 30, or train again with a KL penalty "
         "(`trainer.beta`)."
+    )
+    assert Alarm(40, 0, 0.1, 0.02, "answer", "answer").advice == (
+        "The policy may exploit the reward: train again with a KL penalty (`trainer.beta`)."
     )
     assert "Compare with true answers" in Alarm(40, 30, 0.1, 0.02, VOTE, VOTE).advice
 

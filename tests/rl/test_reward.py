@@ -18,6 +18,7 @@ from fakes import fake
 from prism_prm import ConfigError, PRMReward
 from prism_prm.aggregate import AGGREGATORS, CardValues, solution_score
 from prism_prm.backends.open_scorer import PrmOptions
+from prism_prm.calibration import Calibration
 from prism_prm.tree import StepTree
 
 GOOD = "0.9 a\n\n0.5 b\n\n0.8 #### 3"
@@ -213,6 +214,11 @@ def test_clip_and_delta() -> None:
         carded.card = card
         with pytest.raises(ConfigError, match=f'clip = "card": the PRM {reason}; calibrate it'):
             PRMReward(carded, clip="card")(prompts=["1"], completions=["0.5 x"])
+    carded.card = CardValues(threshold=0.0)
+    with pytest.raises(ConfigError, match="the threshold in the PRM's card is 0, so all scores would count the same"):
+        PRMReward(carded, clip="card")(prompts=["1"], completions=["0.5 x"])
+    carded.card = CardValues(calibration=Calibration("processbench", "tpr=0.9", 0.5))
+    assert PRMReward(carded, clip="card").clip == 0.5, "it was chosen, and happens to be the default"
     with pytest.raises(ConfigError, match="clip = 'cart' is neither a number nor"):
         PRMReward(fake(), clip="cart")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="clip = 2"):

@@ -18,9 +18,9 @@ from prism_prm.lab.world.build import world_settings
 from prism_prm.lab.world.oracle import OracleScorer
 from prism_prm.lab.world.policy import prompt_of
 from prism_prm.lab.world.problems import draw_problems
-from prism_prm.rl.alarm import PROXY, VOTE, MonitorSettings, TrainedPolicy, read_samples
+from prism_prm.rl.alarm import PROXY, VOTE, EvalPoint, MonitorSettings, TrainedPolicy, read_samples
 from prism_prm.rl.reward import PRMReward
-from prism_prm.rl.trainer import train_with_reward
+from prism_prm.rl.trainer import remove_checkpoints, train_with_reward
 from prism_prm.train.recipe import Lora
 
 TRAINER: dict[str, Any] = {
@@ -193,6 +193,21 @@ def test_training_ends_at_an_alarm(world_policy: Path, tmp_path: Path, said: lis
     assert curve.points[-1].update == alarm.update < 60
     assert said == [f"Alarm at {alarm}. {alarm.advice}"]
     assert curve.alarms[VOTE] is None
+
+
+@pytest.mark.parametrize(
+    ("solved", "left"), [([0.5, 1, 0, 0], ["checkpoint-5"]), ([1, 0, 0, 0], []), ([0.5, 0.5, 1, 1], [])]
+)
+def test_after_an_alarm_the_checkpoint_before_the_fall_stays(
+    tmp_path: Path, solved: list[float], left: list[str]
+) -> None:
+    """Checkpoints 2, 5 and 10; solved problems at the updates 0, 5, 10 and 15."""
+    for update in (2, 5, 10):
+        (tmp_path / "checkpoints" / f"checkpoint-{update}").mkdir(parents=True)
+    points = [EvalPoint(5 * i, {PROXY: [0.5] * 9, "answer": [float(value)] * 9}) for i, value in enumerate(solved)]
+    remove_checkpoints(tmp_path / "checkpoints", TrainedPolicy(points, tmp_path / "policy", []))
+    assert [path.name for path in tmp_path.glob("checkpoints/*")] == left
+    assert (tmp_path / "checkpoints").exists() == bool(left)
 
 
 def test_settings_that_trl_does_not_know_are_named(world_policy: Path, tmp_path: Path) -> None:

@@ -113,10 +113,8 @@ class Alarm:
         """What to do about it."""
         if self.gold == VOTE:
             return "Compare with true answers: an improving policy also leaves the untrained policy's answers."
-        return (
-            f"The policy may exploit the reward: keep the policy of update {self.since}, and train again with a KL "
-            "penalty (`trainer.beta`)."
-        )
+        earlier = f"use a checkpoint up to update {self.since}, or " if self.since else ""
+        return f"The policy may exploit the reward: {earlier}train again with a KL penalty (`trainer.beta`)."
 
     def __str__(self) -> str:
         moved = f"rose by {self.rise:.3f}" if self.rise >= 0 else f"fell by only {-self.rise:.3f}"

@@ -140,6 +140,8 @@ class RoundSettings:
         if "judge" in (self.disagree, self.labels) and not self.judge:
             name = "disagree" if self.disagree == "judge" else "labels"
             raise SettingError(name, "judge", "needs a second PRM or a critic: set rounds.judge")
+        if self.judge and "judge" not in (self.disagree, self.labels):
+            raise SettingError("judge", self.judge, 'is not asked: set rounds.disagree or rounds.labels to "judge"')
 
     @property
     def labeling(self) -> LabelSettings:
@@ -198,7 +200,7 @@ def check_places(recipe: GrpoRecipe) -> None:
     if recipe.prm:
         check_scorer(recipe.prm, recipe.load)
     if recipe.rounds.count:
-        check_training(training_recipe(recipe.rounds))
+        check_training(training_recipe(recipe))
         if recipe.rounds.judge:
             check_scorer(recipe.rounds.judge, recipe.load)
     problems = recipe.problems
@@ -207,12 +209,18 @@ def check_places(recipe: GrpoRecipe) -> None:
     )
 
 
-def training_recipe(rounds: RoundSettings) -> Recipe:
+def training_recipe(recipe: GrpoRecipe) -> Recipe:
     """The recipe that retrains the PRM in every round."""
-    recipe = load_recipe(rounds.train)
-    if not recipe.data.inputs:
+    place = recipe.rounds.train
+    training = load_recipe(place)
+    if not training.data.inputs:
         raise ConfigError(
-            f"{rounds.train}: data.folder has finished pairs, to which no steps can be added; name their inputs in "
+            f"{place}: data.folder has finished pairs, to which no steps can be added; name their inputs in "
             "data.inputs instead."
         )
-    return recipe
+    if recipe.reward.clip == "card" and not training.validation.split:
+        raise ConfigError(
+            f'{place}: without validation, a retrained PRM gets no threshold for reward.clip = "card"; set '
+            "validation.split, or reward.clip to a number."
+        )
+    return training

@@ -117,16 +117,20 @@ def make_report(
     return report
 
 
-def make_rounds_report(recipe: GrpoRecipe, rounds: Sequence[Round]) -> Report:
-    """Build the report of adversarial rounds: all curves, what was exploited, and what the labels took."""
+def make_rounds_report(recipe: GrpoRecipe, rounds: Sequence[Round], ended: str = "") -> Report:
+    """Build the report of adversarial rounds: all curves, what was exploited, and what the labels took.
+
+    `ended` says why there are fewer rounds than `rounds.count`.
+    """
     gold, first, last = rounds[0].trained.gold, rounds[0].trained.points, rounds[-1].trained.points
     start, static, end = (percent(point.mean(gold)) for point in (first[0], first[-1], last[-1]))
     report = Report(
         "A policy trained in adversarial rounds",
-        subtitle=f"{recipe.policy}, rewarded by {recipe.prm} and what it became in {len(rounds) - 1} rounds",
+        subtitle=f"{recipe.policy}, rewarded by {recipe.prm} and by what rounds made of it",
         finding=f"Held-out problems solved: {start} % by the untrained policy, {static} % after training with the "
         f"first PRM, {end} % after the last round.",
     )
+    report.notes([ended] if ended else [])
     titles = [f"round {number}" for number in range(len(rounds))]
     for name, caption in {gold: "share of sampled solutions that are right", PROXY: "mean reward"}.items():
         text = f"Held-out problems, {caption}; 95 % over problems. Round 0 is the training with the first PRM."
@@ -151,36 +155,45 @@ def make_rounds_report(recipe: GrpoRecipe, rounds: Sequence[Round]) -> Report:
     )  # fmt: skip
 
     report.text("## What the policies exploited")
+    sampled = {f"round {at}": one.exploits for at, one in enumerate(rounds) if one.exploits is not None}
     rows = []
-    for at, one in enumerate(rounds[:-1]):
-        assert one.exploits is not None, "only the last round has none"
-        counts, tokens, planned = (one.exploits[name] for name in ("counts", "tokens", "planned"))
-        num_wrong = one.exploits["wrong_steps"]
-        rates = [one.exploits[name] / num_wrong if num_wrong else None for name in ("passed_before", "passed_after")]
+    for title, facts in sampled.items():
+        counts, tokens, planned = (facts[name] for name in ("counts", "tokens", "planned"))
+        num_wrong = facts.get("wrong_steps", 0)  # without wrong steps no PRM was retrained
+        rates = [facts[name] / num_wrong if num_wrong else None for name in ("passed_before", "passed_after")]
         rows.append(
-            [f"round {at}", *(f"{counts.get(name, 0):,}" for name in ("candidates", "suspects", "labeled wrong")),
+            [title, *(f"{counts.get(name, 0):,}" for name in ("candidates", "suspects", "labeled wrong", "pairs")),
              *("" if rate is None else percent(rate) for rate in rates),
              *(f"{tokens[name]:,} of {planned[name]:,}" for name in ("sampling", "labels"))]
         )  # fmt: skip
     report.table(
-        ["policy of", "steps sampled", "suspect", "labeled wrong", "FPR before (%)", "FPR after (%)",
+        ["policy of", "steps sampled", "suspect", "labeled wrong", "pairs", "FPR before (%)", "FPR after (%)",
          "tokens to sample, of those planned", "tokens to label, of those planned"], rows,
         caption="Labels, and the share of the wrong steps that the PRM of the round and the retrained one score above "
-        "their thresholds",
+        "their thresholds. The retrained PRM has been trained on most of these steps, and suspects were chosen because "
+        "the PRM of the round passes them, so this says what was learned, not what other steps would get",
     )  # fmt: skip
-    for at, one in enumerate(rounds[:-1]):
-        assert one.exploits is not None
+    names = list(dict.fromkeys(name for facts in sampled.values() for name in facts["counts"]))
+    report.table(
+        ["count", *sampled],
+        [[name, *(f"{facts['counts'].get(name, 0):,}" for facts in sampled.values())] for name in names],
+        caption="What became of all problems, continuations, steps and labels",
+    )
+    for title, facts in sampled.items():
+        if "most_frequent" not in facts:
+            continue
         report.table(
             ["step", "count", "score before", "score after", "for example after"],
             [
                 [found["step"], str(found["count"]), number(found["score_before"]), number(found["score_after"]),
                  " → ".join([found["problem"], *found["prefix"]])]
-                for found in one.exploits["most_frequent"]
+                for found in facts["most_frequent"]
             ],
-            caption=f"Round {at}: the most frequent wrong steps that the PRM scored high",
+            caption=f"{title.capitalize()}: the most frequent wrong steps that the PRM scored high",
         )  # fmt: skip
     report.metrics = {
         "recipe": asdict(recipe),
+        "ended": ended,
         "rounds": [
             {
                 "prm": one.prm, "folder": one.folder.name, "exploits": one.exploits,

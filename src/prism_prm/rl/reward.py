@@ -324,6 +324,11 @@ class PRMReward:
                 f'clip = "card": the PRM {found}; calibrate it (`prism train` does so by its validation), or set clip '
                 "to a number."
             )
+        if not card.threshold:
+            raise ConfigError(
+                'clip = "card": the threshold in the PRM\'s card is 0, so all scores would count the same; set clip to '
+                "a number."
+            )
         return card.threshold
 
     @property

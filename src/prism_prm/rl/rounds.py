@@ -17,23 +17,26 @@ import contextlib
 import gc
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.aggregate import card_values, choose_threshold
 from prism_prm.backends.load_prm import open_prm
+from prism_prm.backends.open_critic import is_critic
+from prism_prm.backends.open_scorer import named_segmenter
 from prism_prm.backends.policy import PolicySettings, open_policy
 from prism_prm.config import read_settings
 from prism_prm.console import say, silent_unless
+from prism_prm.data.inputs import Source
 from prism_prm.data.tables import iter_trees, write_trees
 from prism_prm.data.tasks import TaskGrader, TaskProblem
 from prism_prm.errors import ConfigError
 from prism_prm.files import write_text
 from prism_prm.job import Job, content_key, stoppable
-from prism_prm.rl.alarm import MEASURED, EvalPoint, TrainedPolicy
-from prism_prm.rl.exploits import UNSOLVED, Exploits, Labeler, find_exploits
+from prism_prm.rl.alarm import MEASURED, RUN, EvalPoint, TrainedPolicy
+from prism_prm.rl.exploits import LABELS, UNSOLVED, Exploits, Labeler, check_segmenter, find_exploits
 from prism_prm.rl.recipe import GrpoRecipe, RoundSettings, training_recipe
 from prism_prm.rl.report import make_rounds_report
 from prism_prm.rl.train_policy import split_problems, train_policy
@@ -59,7 +62,8 @@ class Round:
     """The PRM that rewarded the policy."""
     trained: TrainedPolicy
     exploits: dict[str, Any] | None = None
-    """What the policy exploited, as in exploits.json, with the FPR of the next PRM; None in the last round."""
+    """What the policy exploited, as in exploits.json, with the FPR of the next PRM if there is one. None after the last
+    of `rounds.count` rounds, where no steps are sampled."""
 
 
 def train_rounds(
@@ -92,13 +96,17 @@ def train_rounds(
     elif assignments:
         raise ConfigError("assignments apply to a recipe file; change a GrpoRecipe object with dataclasses.replace")
     out, settings = Path(out), recipe.rounds
-    training = training_recipe(settings)
+    training = training_recipe(recipe)
+    check_segmenter(settings.sampling.segmenter or named_segmenter([recipe.prm], recipe.load))
+    if (out / RUN).exists():
+        raise ConfigError(f"{out} has a run of `prism grpo` without rounds. Name another --out, or remove it.")
     state = PartialState()
     is_main: bool = state.is_main_process
     with silent_unless(is_main), Job(out, is_main=is_main):
         prm, policy = recipe.prm, recipe.policy
         rounds: list[Round] = []
         trees: list[Path] = []
+        ended = ""
         for number in range(settings.count + 1):
             folder = out / f"round-{number}"
             say(f"Round {number} of {settings.count}: training the policy with {prm}")
@@ -108,31 +116,41 @@ def train_rounds(
             if number == settings.count:
                 break
             if is_main:
-                label_exploits(own, settings, number, folder / "exploits", trained, recipe.policy, labeler)
+                untrained = rounds[0].trained.points[0]
+                label_exploits(own, settings, number, folder / "exploits", trained, recipe.policy, untrained, labeler)
             state.wait_for_everyone()
             trees.append(folder / "exploits" / "trees.parquet")
-            counts = json.loads((folder / "exploits" / "exploits.json").read_text(encoding="utf-8"))["counts"]
-            if counts["problems"] == counts.get(UNSOLVED, 0):
-                say(
-                    f"None of {counts['problems']:,} problems has a right solution that the PRM scores high, so no "
-                    "steps were sampled and the rounds end. Use more or easier problems: rounds.problems, rounds.tries."
-                )
-                break
-            if not counts["suspects"]:
-                say(f"None of {counts.get('candidates', 0):,} sampled steps is suspect: no further round is needed.")
+            facts = json.loads((folder / "exploits" / "exploits.json").read_text(encoding="utf-8"))
+            if ended := reason_to_end(facts["counts"]):
+                say(ended)
+                rounds[-1] = replace(rounds[-1], exploits=facts)
                 break
 
             say(f"Round {number + 1} of {settings.count}: retraining the PRM with {len(trees)} files of exploits")
             retrained = retrain(training, trees, out / f"round-{number + 1}" / "prm", repeat=settings.repeat)
             if is_main:
-                facts = _measure(own, folder / "exploits", prm, str(retrained))
+                facts = measured_exploits(own, folder / "exploits", prm, str(retrained))
                 rounds[-1] = replace(rounds[-1], exploits=facts)
             prm = str(retrained)
             policy = recipe.policy if settings.restart == "reference" else str(trained.policy)
         if is_main:
-            make_rounds_report(recipe, rounds).write(out)
+            make_rounds_report(recipe, rounds, ended).write(out)
         state.wait_for_everyone()
     return rounds
+
+
+def reason_to_end(counts: Mapping[str, int]) -> str:
+    """Why there is nothing to retrain the PRM with, in a sentence; "" if there is something."""
+    if counts["problems"] == counts.get(UNSOLVED, 0):
+        return (
+            f"None of {counts['problems']:,} problems has a right solution that the PRM scores high, so no steps were "
+            "sampled and the rounds end. Use more or easier problems: rounds.problems, rounds.tries."
+        )
+    if not counts["suspects"]:
+        return f"None of {counts.get('candidates', 0):,} sampled steps is suspect: no further round is needed."
+    if not counts.get("labeled wrong") and not counts["pairs"]:
+        return f"None of {counts['suspects']:,} suspect steps was labeled wrong: no further round is needed."
+    return ""
 
 
 def label_exploits(
@@ -142,15 +160,17 @@ def label_exploits(
     out: Path,
     trained: TrainedPolicy,
     reference: str,
+    untrained: EvalPoint,
     labeler: Labeler | None = None,
 ) -> None:
     """Write the labeled steps of a trained policy (trees.parquet), and what they took (exploits.json)."""
     train, _ = split_problems(recipe)
     problems = _part(train, number, settings.problems)
-    planned = plan_tokens(settings, len(problems), trained.points)
+    planned = plan_tokens(settings, len(problems), (untrained, trained.points[-1])) | ({"labels": 0} if labeler else {})
+    others = ", besides those of the critic" if settings.judge and is_critic(settings.judge) else ""
     say(
         f"Round {number + 1}: steps of {len(problems):,} problems; at most about {planned['sampling']:,} tokens to "
-        f"sample and {planned['labels']:,} to label them"
+        f"sample and {planned['labels']:,} to label them{others}"
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(stoppable(lambda: f"of the exploits in round {number + 1}"))
@@ -163,6 +183,7 @@ def label_exploits(
         )
         prm = open_prm(recipe.prm, recipe.load.skipping())
         second = open_prm(settings.judge, recipe.load.skipping()) if settings.judge else None
+        labels = out / LABELS
 
         def make(folder: Path) -> None:
             found: Exploits = find_exploits(
@@ -175,9 +196,16 @@ def label_exploits(
 
         job.folder(
             ".", make, settings=asdict(replace(settings, count=0)), policy=new.identity(), reference=old.identity(),
-            prm=prm.identity(), second=second.identity() if second else None,
+            prm=_judged_by(prm), second=_judged_by(second) if second else None,
             problems=content_key([(problem.text, problem.reference) for problem in problems]),
+            labeler=getattr(labeler, "__qualname__", type(labeler).__name__) if labeler else None,
+            people=Source(str(labels), "jsonl").sha256() if settings.labels == "file" and labels.exists() else None,
         )  # fmt: skip
+
+
+def _judged_by(prm: Scorer) -> list[Any]:
+    """What a PRM's verdicts depend on: its scores, and the threshold of its card."""
+    return [prm.identity(), choose_threshold(None, card_values(prm)).value]
 
 
 def _part(problems: Sequence[TaskProblem], number: int, count: int) -> list[TaskProblem]:
@@ -187,13 +215,14 @@ def _part(problems: Sequence[TaskProblem], number: int, count: int) -> list[Task
 
 
 def plan_tokens(settings: RoundSettings, num_problems: int, points: Sequence[EvalPoint]) -> dict[str, int]:
-    """The most tokens that a round may take, by the lengths of the held-out solutions: if every step is suspect.
+    """The most tokens that a round may take, by the lengths of the held-out solutions: if every problem has a right
+    solution, and every step is suspect.
 
-    Half a solution follows a step on average.
+    Half a solution follows a step on average. Continuations write that step, too.
     """
     old, new = points[0].numbers, points[-1].numbers
     num_steps, half_old, half_new = old["num_steps"], old["num_tokens"] / 2, new["num_tokens"] / 2
-    sampling = settings.tries * old["num_tokens"] + num_steps * settings.samples * half_new
+    sampling = settings.tries * old["num_tokens"] + (num_steps + 1) * settings.samples * half_new
     labels = num_steps * (1 + settings.samples) * settings.rollouts * half_old if settings.labels == "rollouts" else 0.0
     return {"sampling": round(num_problems * sampling), "labels": round(num_problems * labels)}
 
@@ -218,15 +247,15 @@ def retrain(
     return Path(train_prm(replace(recipe, data=data), out, accelerator=accelerator)["best"])
 
 
-def _measure(recipe: GrpoRecipe, folder: Path, before: str, after: str) -> dict[str, Any]:
+def measured_exploits(recipe: GrpoRecipe, folder: Path, before: str, after: str) -> dict[str, Any]:
     """What is in exploits.json, the most frequent exploits, and the FPR of both PRMs on the wrong steps."""
     facts: dict[str, Any] = json.loads((folder / "exploits.json").read_text(encoding="utf-8"))
     trees = list(iter_trees(folder / "trees.parquet"))
     with Job(folder) as job:
+        prms = [open_prm(prm, recipe.load.skipping()) for prm in (before, after)]
         measured = job.once(
-            Path(MEASURED).stem,
-            lambda: measure_exploits(trees, *(open_prm(prm, recipe.load) for prm in (before, after))),
-            before=before, after=after, trees=content_key([tree.content_hash() for tree in trees]),
+            Path(MEASURED).stem, lambda: measure_exploits(trees, *prms), prms=list(map(_judged_by, prms)),
+            trees=content_key([tree.content_hash() for tree in trees]),
         )  # fmt: skip
     return facts | dict(measured)
 

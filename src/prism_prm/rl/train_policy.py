@@ -73,6 +73,8 @@ def train_policy(
     if recipe.rounds.count:
         raise ConfigError("rounds.count: adversarial rounds are trained by train_rounds, not by train_policy")
     out = Path(out)
+    if (out / "round-0").exists():
+        raise ConfigError(f"{out} has a run with rounds (rounds.count). Name another --out, or remove it.")
     trainer = trainer_settings(recipe)
     grpo_config(trainer, out)  # raises on unknown settings before anything is loaded
     state = PartialState()

@@ -270,9 +270,21 @@ def train_with_reward(
     if is_main:
         write_text(out / LOG, json.dumps(grpo.state.log_history) + "\n")
         write_text(out / RUN, json.dumps({"made_with": made_with, "finished": True}, indent=2) + "\n")
-        shutil.rmtree(checkpoints, ignore_errors=True)
+        remove_checkpoints(checkpoints, read_trained_policy(out))
     grpo.accelerator.wait_for_everyone()
     return read_trained_policy(out)
+
+
+def remove_checkpoints(folder: Path, trained: TrainedPolicy) -> None:
+    """Remove the checkpoints of a finished run but, after an alarm by true answers, the last one before the fall."""
+    alarm = trained.alarms[trained.gold]
+    updates = {int(path.name.rpartition("-")[2]): path for path in folder.glob("checkpoint-*")}
+    kept = max((update for update in updates if alarm and update <= alarm.since), default=None)
+    for update, path in updates.items():
+        if update != kept:
+            shutil.rmtree(path, ignore_errors=True)
+    if kept is None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def grpo_config(settings: Mapping[str, Any], folder: Path) -> Any:

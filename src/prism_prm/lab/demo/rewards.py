@@ -36,6 +36,7 @@ from prism_prm.lab.world.problems import Problem
 from prism_prm.lab.world.trees import label_step, sample_trees
 from prism_prm.report import Report, percent
 from prism_prm.report.figures import finish, nested, styles
+from prism_prm.rl.exploits import num_pairs
 from prism_prm.scorer import Scorer
 from prism_prm.search.label_engine import by_answer
 from prism_prm.train.recipe import Recipe
@@ -267,15 +268,6 @@ def round_prm(study: RewardStudy, number: int, exact: bool) -> tuple[Path, dict[
         if k < number:
             policy = study.train(name, prm).folder
     return prm, facts
-
-
-def num_pairs(tree: StepTree) -> int:
-    """Pairs of a right and a wrong step after the same prefix."""
-    count = 0
-    for _, nodes in tree.positions():
-        labels = [tree.nodes[i].label for i in nodes]
-        count += labels.count(1.0) * labels.count(0.0)
-    return count
 
 
 Reward = Callable[[RewardStudy, float], Rewarded]

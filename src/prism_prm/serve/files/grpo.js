@@ -150,7 +150,7 @@ function table(found) {
 // The most frequent wrong steps that the PRM scored high, and what the retrained PRM makes of them.
 function exploits(measured) {
   if (!measured) return [];
-  const share = (passed) => percent(passed / measured.wrong_steps);
+  const share = (passed) => percent(measured.wrong_steps ? passed / measured.wrong_steps : null);
   const note =
     `Of ${count(measured.wrong_steps)} labeled wrong steps, the PRM of this round passes ` +
     `${share(measured.passed_before)}, the retrained one ${share(measured.passed_after)}.`;
