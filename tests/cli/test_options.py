@@ -15,6 +15,7 @@ from prism_prm.backends.load_prm import load_prm
 from prism_prm.cli.options import Command, families_of, is_repeated, metavar, narrow, parameter_name
 from prism_prm.config import Count, Word, check, settings_of
 from prism_prm.errors import ConfigError, SettingError
+from prism_prm.lab.world.example_prms import example_folder
 from prism_prm.models.load_settings import LoadSettings
 from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.recipes import SearchRecipe
@@ -192,3 +193,17 @@ def test_help_waits_for_nothing_heavy(words: list[str], absent: tuple[str, ...])
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "Usage" in out
     assert out.strip().endswith("heavy []")
+
+
+def test_score_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"problem": "1+1+2", "steps": ["1+1=2", "2+2=4"]}\n')
+    prm = example_folder()
+    words = ["prism", "score", "one.jsonl", "--prm", str(prm), "--out", "scores.parquet"]
+    absent = (
+        "datasets", "fastapi", "gguf", "latex2sympy2_extended", "matplotlib", "peft", "ray", "sklearn", "tensorboard",
+        "transformers.trainer", "trl",
+    )  # fmt: skip
+    code = f"import gc, sys\nfrom prism_prm.cli import main\nsys.argv = {words!r}\ntry:\n main()\n"
+    code += f"finally:\n print([name for name in {absent!r} if name in sys.modules], gc.isenabled())"
+    out = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines() == ["2 steps of 1 trees → scores.parquet", "[] True"]

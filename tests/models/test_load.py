@@ -18,8 +18,10 @@ from transformers import AutoTokenizer
 
 from prism_prm import PrismError, init_prm, load_prm
 from prism_prm.backends.hf import load_hf
+from prism_prm.console import Console, shown_on
 from prism_prm.lab.world.build import load_policy
 from prism_prm.models import load_lm
+from prism_prm.models.load_lm import BF16_HIDDEN, pick_dtype
 from prism_prm.plan.skeleton import load_skeleton
 from prism_prm.rl.train_policy import load_tokenizer_of
 from tiny import CORPUS, gguf_model
@@ -198,7 +200,7 @@ def test_gguf_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         for one in (policy, prm):
             assert one.tokenizer(texts)["input_ids"] == original(texts)["input_ids"]
         assert (policy.model.dtype, prm.module.backbone.dtype) == (torch.float32, torch.float64)
-        assert load_hf(folder, dtype="auto").model.dtype == torch.bfloat16
+        assert load_hf(folder, dtype="auto").model.dtype == torch.float32, "it is tiny"
         assert load_skeleton(str(folder), fresh=True, family="token-classification").sizes.layers == 2
 
     (before,) = (path for path in converted.iterdir() if path.is_dir())
@@ -313,3 +315,33 @@ def test_an_adapter_alone_is_no_language_model(tiny_lm: Callable[..., Path], ada
     for opener in (load_hf, init_prm):
         with pytest.raises(PrismError, match="is a LoRA adapter"):
             opener(adapter)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "has_bf16", "expected"),
+    [(BF16_HIDDEN, True, "bfloat16"), (BF16_HIDDEN, False, "float32"), (BF16_HIDDEN - 1, True, "float32")],
+)
+def test_auto_is_bfloat16_on_cpus_that_have_it(
+    hidden: int, has_bf16: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_lm, "has_bf16", lambda: has_bf16)
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": hidden}))
+    said: list[str] = []
+    with shown_on(Console(said.append)):
+        chosen = pick_dtype("auto", torch.device("cpu"), str(tmp_path))
+    assert chosen == getattr(torch, expected)
+    assert said == [f"{tmp_path}: dtype auto is {expected} here"]
+    assert pick_dtype(None, torch.device("cpu"), str(tmp_path)) == torch.float32, "bfloat16 only on request"
+    assert pick_dtype("auto", torch.device("cuda"), str(tmp_path)) == "auto", "the checkpoint's own"
+
+
+def test_auto_is_the_model_of_the_dtype_it_chose(
+    tiny_lm: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_lm, "has_bf16", lambda: True)
+    monkeypatch.setattr(load_lm, "BF16_HIDDEN", 1)
+    init_prm(tiny_lm("qwen2"), family="qwen", dtype="float32").save(tmp_path / "prm")
+    by_dtype = {dtype: load_prm(tmp_path / "prm", dtype=dtype) for dtype in ("auto", "bfloat16", "float32")}
+    assert by_dtype["auto"].identity() == by_dtype["bfloat16"].identity() != by_dtype["float32"].identity()
+    assert by_dtype["auto"].score(PROBLEM, STEPS) == pytest.approx(by_dtype["float32"].score(PROBLEM, STEPS), abs=0.05)
+    assert load_hf(tiny_lm("qwen2"), dtype="auto").model.dtype == torch.bfloat16

@@ -236,7 +236,7 @@ def load_hf(
     folder = local_folder(str(name))
     if not (folder / "config.json").exists() and find_gguf(folder) is None:
         raise ModelError(f"{folder}: neither config.json nor a .gguf file, so this is not a model folder")
-    model, tokenizer = language_model(folder, pick_dtype(dtype, target), target)
+    model, tokenizer = language_model(folder, pick_dtype(dtype, target, str(name)), target)
     check_decoding(model)
     return HfPolicy(model, tokenizer, name=f"hf:{name}", prompting=prompting, token_budget=token_budget)
 

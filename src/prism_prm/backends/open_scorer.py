@@ -22,6 +22,7 @@ from prism_prm.backends.open_critic import check_critic, is_critic
 from prism_prm.backends.open_rival import check_rival, rival_place
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError
+from prism_prm.imports import importing
 from prism_prm.job import Chunk, Opening, Workers
 from prism_prm.models.card import check_prm, prm_folder, read_calibration, read_card
 from prism_prm.models.load_settings import LoadSettings
@@ -190,7 +191,8 @@ def opened_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name
     """Open a scorer as `open_prm` does; with `options.ray`, on the workers of a cluster until the block ends."""
     options = options or PrmOptions()
     if options.ray is None:
-        from prism_prm.backends.load_prm import open_prm
+        with importing():
+            from prism_prm.backends.load_prm import open_prm
 
         yield open_prm(prm, options, name)
         return

@@ -270,7 +270,7 @@ class PolicySettings:
     """The policy that writes the steps: `hf:ID_OR_FOLDER` for a local model, or `openai:BASE_URL` for a server."""
     prompting: Prompting = field(default_factory=Prompting)
     dtype: str | None = None
-    """The precision of a local model. By default its own on a GPU and float32 on a CPU."""
+    """The precision of a local model, chosen as for a PRM. By default its own on a GPU and float32 on a CPU."""
     device: str | None = None
     """Where a local model runs. By default a GPU if there is one."""
     token_budget: Count | None = None

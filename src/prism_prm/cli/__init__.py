@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from prism_prm import __version__
+from prism_prm import __version__, imports
 from prism_prm.cli.options import App, refuse_empty
 from prism_prm.cli.running import end_stopped, stop_on_signals
 from prism_prm.cli.threads import limit_openmp_spin
@@ -43,6 +44,7 @@ def main() -> None:
     """Run the command line; an error that the user can fix is printed as one line and ends with status 2."""
     limit_openmp_spin(os.environ)
     stop_on_signals()
+    imports.freezes = True
     try:
         refuse_empty(sys.argv[1:])
         sys.exit(app(standalone_mode=False))
@@ -60,6 +62,8 @@ def main() -> None:
     except OSError as error:  # a file in the way, a full disk, no permission
         where = "" if error.filename is None else f"{error.filename}: "
         _end(f"{where}{error.strerror or error}")
+    finally:
+        gc.freeze()  # or the interpreter would search everything that torch has made before it exits
 
 
 def _end(message: str) -> NoReturn:

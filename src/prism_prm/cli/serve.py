@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass, field
 
 from prism_prm.backends.critic_settings import CriticSettings
@@ -51,7 +50,6 @@ def serve(settings: ServeCommand) -> None:
         policy=settings.policy if settings.policy.name else None, search=settings.search,
         prm_options=prm_options(settings, families=families_of(settings.family, prms)),
     )  # fmt: skip
-    gc.freeze()  # or the interpreter would visit everything that torch has made before it exits
     conclude(lambda: {"requests": answered}, lambda: tell(f"{answered:,} requests answered"))
 
 

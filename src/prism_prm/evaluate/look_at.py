@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold, is_scored, solution_score
-from prism_prm.backends.load_prm import open_prm
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.console import progress, say
 from prism_prm.data.formats import ReadOptions
 from prism_prm.data.inputs import as_places
 from prism_prm.evaluate.score_files import TreesToScore, with_segmenter
+from prism_prm.imports import importing
 from prism_prm.scorer import Scorer
 from prism_prm.tree import StepTree
 
@@ -78,6 +78,8 @@ def look_at(
     trees = list(islice(source, limit))
     if source.left_out:
         say(f"left out: {', '.join(f'{n} {reason}' for reason, n in source.left_out.items())}")
+    with importing():
+        from prism_prm.backends.load_prm import open_prm
     columns = []
     for name, place in prms.items():
         scorer = open_prm(place, replace(prm_options or PrmOptions(), on_too_long="skip"), name)

@@ -23,8 +23,8 @@ class LoadSettings:
     compat: bool | None = None
     """Read the PRM exactly as its published code does, including quirks. By default as its card says."""
     dtype: str | None = None
-    """The precision of the weights: auto (the checkpoint's own), bfloat16, float16 or float32. By default auto on a GPU
-    and float32 on a CPU."""
+    """The precision of the weights: bfloat16, float16, float32 or auto. On a GPU, auto is the checkpoint's own and the
+    default. On a CPU, it is bfloat16 if the CPU has it and the hidden size is at least 256; the default is float32."""
     device: str | None = None
     """Where the model runs: cpu, cuda, cuda:1, … By default a GPU if there is one."""
     device_map: str | None = None
