@@ -216,6 +216,15 @@ def test_a_policy_that_exploits_nothing_needs_no_round(folder: Path, said: list[
     assert len(train_rounds(folder / "recipe.toml", folder / "nothing")) == 2, "by another min_score it exploits some"
 
 
+def test_a_split_that_leaves_exploits_unused_is_named(folder: Path, said: list[str]) -> None:
+    parts = "validation = 0.05, test = 0.05, unused = 0.1"
+    (folder / "parts.toml").write_text((folder / "prm.toml").read_text().replace("validation = 0.2", parts))
+    changes = [f"rounds.train={folder}/parts.toml", f"policy={folder}/missing"]
+    with pytest.raises(PrismError, match="missing"):
+        train_rounds(folder / "recipe.toml", folder / "parts", assignments=changes)
+    assert f"{folder}/parts.toml: data.split leaves 15.0 % of the problems with exploits unused" in "\n".join(said)
+
+
 def test_without_a_wrong_label_there_is_no_further_round(folder: Path, said: list[str]) -> None:
     def all_right(trees: list[StepTree]) -> tuple[list[StepTree], int]:
         return [

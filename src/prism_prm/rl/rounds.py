@@ -35,6 +35,7 @@ from prism_prm.data.tasks import TaskGrader, TaskProblem
 from prism_prm.errors import ConfigError
 from prism_prm.files import write_text
 from prism_prm.job import Job, content_key, stoppable
+from prism_prm.report import percent
 from prism_prm.rl.alarm import MEASURED, RUN, EvalPoint, TrainedPolicy
 from prism_prm.rl.exploits import LABELS, UNSOLVED, Exploits, Labeler, check_segmenter, find_exploits
 from prism_prm.rl.recipe import GrpoRecipe, RoundSettings, training_recipe
@@ -103,6 +104,12 @@ def train_rounds(
     state = PartialState()
     is_main: bool = state.is_main_process
     with silent_unless(is_main), Job(out, is_main=is_main):
+        kept = {"train", training.validation.split}
+        if lost := sum(share for part, share in training.data.split.items() if part not in kept):
+            say(
+                f"{settings.train}: data.split leaves {percent(lost)} % of the problems with exploits unused. To train on "
+                "more of them, split into train and validation only."
+            )
         prm, policy = recipe.prm, recipe.policy
         rounds: list[Round] = []
         trees: list[Path] = []
