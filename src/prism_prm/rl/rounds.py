@@ -107,8 +107,8 @@ def train_rounds(
         kept = {"train", training.validation.split}
         if lost := sum(share for part, share in training.data.split.items() if part not in kept):
             say(
-                f"{settings.train}: data.split leaves {percent(lost)} % of the problems with exploits unused. To train on "
-                "more of them, split into train and validation only."
+                f"{settings.train}: data.split leaves {percent(lost)} % of the problems with exploits unused. To train "
+                "on more of them, split into train and validation only."
             )
         prm, policy = recipe.prm, recipe.policy
         rounds: list[Round] = []
