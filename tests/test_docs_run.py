@@ -42,7 +42,7 @@ def validated(runs: Path, name: str) -> list[float]:
 
 def shifted(runs: Path) -> list[float]:
     found = metrics(runs / "tutorial" / "comparison")["benchmarks"]["labeled"]
-    base, mine = found["control"]["run"]["at_fnr"]["metrics"]["fpr"], found["metrics"]["run"]["steps"]["fpr"]
+    base, mine = found["control"]["mine"]["at_fnr"]["metrics"]["fpr"], found["metrics"]["mine"]["steps"]["fpr"]
     return [*with_interval(base), *with_interval(mine)]
 
 
