@@ -66,7 +66,7 @@ FIELDS: dict[tuple[str, str], dict[str, Sequence[Any]]] = {
         "buggy": (*TEXT, None),
         "fixed": (*TEXT, None),
         "problem": (3,),
-        "task": (1.5, None, True),
+        "task": (1.5, True),
         "id": (1.5, {}),
         "fault_line": ("x", 1.5, True, 0, 3, HUGE),
     },
