@@ -67,6 +67,25 @@ checkpoint_every = 2
 split = ""
 """
 
+GRPO = """
+policy = "policy"
+prm = "prm"
+[problems]
+train = "task.jsonl"
+num_held_out = 1
+[prompting]
+template = "none"
+[monitor]
+samples = 1
+votes = 0
+[trainer]
+max_steps = 2
+per_device_train_batch_size = 2
+num_generations = 2
+max_completion_length = 4
+save_steps = 1
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., Path], memorising_policy: Path) -> Path:
@@ -76,6 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., Path
     for name, records in lines.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "recipe.toml").write_text(RECIPE)
+    (folder / "grpo.toml").write_text(GRPO)
     (folder / "policy").symlink_to(memorising_policy)
     init_prm(tiny_lm("qwen2"), family="qwen").save(folder / "prm")
     return folder
@@ -104,6 +124,10 @@ CASES = {
         "--set at_once=1 --set max_steps=4 --out search",
         ("prism_prm.job", "Journal", "append"), 1,
         "resume with 1 of 3 problems searched, n2.", "Reusing 1 of 3 searched problems, n2",
+    ),
+    "grpo": (
+        "grpo grpo.toml --out grpo", ("transformers", "Trainer", "_save_checkpoint"), 1, "resume from update 1.",
+        "Resuming the policy from update 1",
     ),
     "demo": (
         "demo --quick --out demo", ("prism_prm.lab.world.build", "", "train_policy"), 0, "resume seed 0.", "",

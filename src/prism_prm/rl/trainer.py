@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from prism_prm.arrays import Floats
-from prism_prm.console import progress
+from prism_prm.console import progress, say
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
 from prism_prm.files import write_text, writing
-from prism_prm.job import content_key, refuse_changes
+from prism_prm.job import content_key, refuse_changes, stoppable
 from prism_prm.models.load_lm import hash_tensors, language_model, plain_config, quiet_transformers
 from prism_prm.models.model_files import local_folder, tokenizer_text
 from prism_prm.rl.alarm import LOG, POLICY, RUN, MonitorSettings, TrainedPolicy, read_run_file, read_trained_policy
@@ -227,8 +227,12 @@ def train_with_reward(
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             advance(1)
 
-    def complete_checkpoints() -> list[Path]:  # the trainer's state is written last
-        return [path for path in checkpoints.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
+    def complete_checkpoints() -> dict[int, Path]:  # the trainer's state is written last
+        paths = (path for path in checkpoints.glob("checkpoint-*") if (path / "trainer_state.json").exists())
+        return {int(path.name.rpartition("-")[2]): path for path in paths}
+
+    def resume_point() -> str:
+        return f"from update {max(done)}" if (done := complete_checkpoints()) else ""
 
     settings = grpo_config(trainer, checkpoints)
     untrained = copy.deepcopy(model) if monitor.kl else None  # before a trainer wraps its `forward`
@@ -250,16 +254,18 @@ def train_with_reward(
         Monitor(held_out, reward, out, monitor, gold=gold, start=untrained).attach(grpo)
         if is_main:
             write_text(out / RUN, json.dumps({"made_with": made_with}, indent=2) + "\n")
-        last = max(complete_checkpoints(), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+        last = complete_checkpoints()
+        if last:
+            say(f"Resuming the policy {resume_point()}")
         grpo.accelerator.wait_for_everyone()
         total = settings.max_steps if settings.max_steps > 0 else None
         try:
-            with writing(checkpoints), progress("training the policy", total) as advance:
+            with writing(checkpoints), stoppable(resume_point), progress("training the policy", total) as advance:
                 grpo.add_callback(Progress())
-                grpo.train(resume_from_checkpoint=last and str(last))
+                grpo.train(resume_from_checkpoint=str(last[max(last)]) if last else None)
         finally:
             if is_main:
-                for path in set(checkpoints.glob("checkpoint-*")).difference(complete_checkpoints()):
+                for path in set(checkpoints.glob("checkpoint-*")).difference(complete_checkpoints().values()):
                     shutil.rmtree(path)
         with writing(out / POLICY):
             if lora is None:
