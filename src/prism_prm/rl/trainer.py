@@ -254,15 +254,15 @@ def train_with_reward(
         Monitor(held_out, reward, out, monitor, gold=gold, start=untrained).attach(grpo)
         if is_main:
             write_text(out / RUN, json.dumps({"made_with": made_with}, indent=2) + "\n")
-        last = complete_checkpoints()
-        if last:
+        found = complete_checkpoints()
+        if found:
             say(f"Resuming the policy {resume_point()}")
         grpo.accelerator.wait_for_everyone()
         total = settings.max_steps if settings.max_steps > 0 else None
         try:
             with writing(checkpoints), stoppable(resume_point), progress("training the policy", total) as advance:
                 grpo.add_callback(Progress())
-                grpo.train(resume_from_checkpoint=str(last[max(last)]) if last else None)
+                grpo.train(resume_from_checkpoint=str(found[max(found)]) if found else None)
         finally:
             if is_main:
                 for path in set(checkpoints.glob("checkpoint-*")).difference(complete_checkpoints().values()):
