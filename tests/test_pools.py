@@ -85,6 +85,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     solutions = (
         Solution(("a", "b"), "a\n\nb", answer="1", scores=(0.25, 0.5), tokens=12, correct=True),
         Solution(("c",), "c"),
+        Solution(("e",), "e", answer=""),  # it states an empty answer: none is extracted
         Solution((), ""),
     )
     problems = (

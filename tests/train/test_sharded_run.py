@@ -75,12 +75,16 @@ def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def killed(recipe: Path, out: Path, processes: int) -> None:
-    """Start a run and lose one process; the others end at once and say why."""
+    """Start a run and lose one process; the others end at once and say why.
+
+    On a busy machine, the launcher may stop them before they see that a process is gone.
+    """
     result = launch("train", recipe, "--out", out, processes=processes, program=[str(recipe.parent / "dying.py")])
     assert result.returncode != 0
     assert f"processes: {processes}" in result.stderr
-    assert "Another process of this run has died" in result.stderr
-    assert "with any number of processes, to resume" in result.stderr
+    seen = "Another process of this run has died", "with any number of processes, to resume"
+    stopped = "Stopped. Rerun the same command to resume from update 2"
+    assert all(words in result.stderr for words in seen) or stopped in result.stderr, result.stderr
     assert "Signal 9 (SIGKILL)" in result.stderr, "the launcher says which"
     assert [path.name for path in (out / "checkpoints" / ROUNDS[1]).iterdir()] == ["update-000002"]
     assert not (out / ".lock").exists()

@@ -266,7 +266,7 @@ def check_scores(scores: Sequence[float | None], steps: Sequence[str]) -> None:
 
 def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:
     """Write a pool as JSON lines, atomically."""
-    optional = ("answer", "scores", "tokens", "correct", "source")
+    optional = ("answer", "scores", "tokens", "correct")
     with atomic_file(path) as aside, aside.open("wb") as file:
         for entry in problems:
             problem = entry.problem
@@ -277,7 +277,8 @@ def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:
                 record["public_tests"] = problem.tests.public_only().reference()
             record["solutions"] = [
                 {"steps": solution.steps}
-                | {key: value for key in optional if (value := getattr(solution, key)) not in (None, "")}
+                | {key: value for key in optional if (value := getattr(solution, key)) is not None}
+                | ({"source": solution.source} if solution.source else {})
                 for solution in entry.solutions
             ]
             file.write(msgspec.json.encode(record) + b"\n")
