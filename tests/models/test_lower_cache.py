@@ -102,6 +102,22 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, tiny_prm: Tiny) -
     assert list(other.cache.folder.iterdir()) == [shard]
 
 
+def test_a_shard_that_a_live_process_writes_is_left_alone(
+    tmp_path: Path, tiny_prm: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prm = tiny_prm("qwen", "qwen2")
+    other = cached(prm, tmp_path)
+
+    def opened_meanwhile(_: int) -> None:
+        cached(prm, tmp_path)
+
+    monkeypatch.setattr("prism_prm.files.os.fsync", opened_meanwhile)  # the last step before the shard gets its name
+    other.fill_cache([COMB], [range(len(COMB.nodes))])
+    assert other.cache is not None
+    assert not other.cache.is_full
+    assert [path.suffix for path in other.cache.folder.iterdir()] == [".safetensors"]
+
+
 def test_every_kind_of_layer_has_its_own_half(tmp_path: Path, tiny_prm: Tiny) -> None:
     for kind in ("qwen2-window", "mistral", "llama", "qwen3"):
         prm = tiny_prm("token-classification", kind)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from prism_prm.arrays import Ints
@@ -174,7 +174,7 @@ class LowerCache:
         }
         try:
             with atomic_file(path) as aside:
-                save_file(content, aside)
+                aside.write_bytes(save(content))  # `save_file` makes a new file, which would not be locked
             self._add(path)
             with self._list.open("a", encoding="utf-8") as file:
                 file.write(f"\n{path.relative_to(self.settings.folder)}\n")  # the first newline ends a torn line
