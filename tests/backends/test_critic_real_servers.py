@@ -151,7 +151,8 @@ def test_a_critique_is_begun_for_llama_cpp(
     found = critic.score(problem, steps[:1])
     assert 0 < found[0] < 1, "P(yes) from log-probabilities, whatever it wrote"
     assert critic.ledger.tally.verdicts == {"log-probabilities": 1}
-    assert critic.ledger.requests == 3, "the probe, the critique, the verdict"
+    tries = 1 + critic.ledger.tally.redrawn  # what it writes depends on what the server has in its cache
+    assert critic.ledger.requests == 1 + 2 * tries, "the probe, and for each try the critique and the verdict"
     critic.close()
 
 

@@ -19,8 +19,9 @@ from prism_prm.models.families import FAMILIES
 PROBLEM, STEPS = "What is 1 + 2?", ["x = 1", "so y = 2"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def prm(tiny_lm: Callable[..., Path]) -> PRM:
+    """A new one for every test: `save` changes the card."""
     return init_prm(tiny_lm("llama"), family="token-classification", dtype="float32")
 
 
