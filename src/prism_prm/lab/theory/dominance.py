@@ -164,14 +164,15 @@ def add_dominance(report: Report, bench: str, name_a: str, name_b: str, a: Steps
     if a.hard or b.hard or not a.right[judged].any() or not a.wrong[judged].any():
         report.text(f"### {bench}\n\nNot checked: it needs scores, and both right and wrong steps.")
         return
-    right, clusters = a.right[judged], a.step_cluster[judged]
+    right = a.right[judged]
+    problems, clusters = np.unique(a.step_cluster[judged], return_inverse=True)
     found = check_dominance(right, a.probability[judged], b.probability[judged], clusters, seed=seed)
     best = float((found.fpr_a - found.fpr_b).min())
     report.text(f"""
 ### {bench}: {name_a} against {name_b}
 
 At equal TPR, **{VERDICTS[found.verdict].format(a=name_a, b=name_b)}**. FPR of {name_a} minus FPR of {name_b}
-is {signed_percent(found.worst)} points at worst and {signed_percent(best)} at best, over {int(clusters.max()) + 1:,}
+is {signed_percent(found.worst)} points at worst and {signed_percent(best)} at best, over {len(problems):,}
 problems.
 """)
     rows = []
