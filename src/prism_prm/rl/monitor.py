@@ -237,6 +237,11 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
 
     def attach(self, trainer: Any) -> None:
         """Monitor the policy of this trainer, which is not trained yet."""
+        if len(self.rows) < (processes := trainer.accelerator.num_processes):
+            raise ConfigError(
+                f"{len(self.rows)} held-out problems are too few for {processes} processes, each of which solves some; "
+                "hold out more, or start fewer processes"
+            )
         self.trainer = trainer
         if self._start is not None:
             self._start.to(trainer.accelerator.device).eval().requires_grad_(False)
