@@ -503,15 +503,14 @@ def _refuse_gaps(prm: Scorer | str | Path, options: PrmOptions) -> None:
     """Raise if a critic skips steps without a verdict: a trainer needs a reward for every step."""
     from prism_prm.backends.critic import Critic
 
-    settings = options.critic if is_critic(prm) else None
-    for scorer in prm.members if isinstance(prm, Ensemble) else [prm]:
-        if isinstance(scorer, Critic):
-            settings = scorer.settings
-    if settings is not None and settings.on_missing == "skip":
-        raise ConfigError(
-            'on_missing = "skip": a trainer needs a reward for every completion, and a step without a verdict would '
-            'get the worst one. To allow that, set on_missing = "wrong"; to stop instead, "error".'
-        )
+    ensemble = prm if isinstance(prm, Ensemble) else ensemble_place(prm)
+    for member in ensemble.members if ensemble else [prm]:
+        settings = options.critic if is_critic(member) else member.settings if isinstance(member, Critic) else None
+        if settings is not None and settings.on_missing == "skip":
+            raise ConfigError(
+                'on_missing = "skip": a trainer needs a reward for every completion, and a step without a verdict '
+                'would get the worst one. To allow that, set on_missing = "wrong"; to stop instead, "error".'
+            )
 
 
 @dataclass(frozen=True)
