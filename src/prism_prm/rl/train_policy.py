@@ -31,6 +31,7 @@ from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.search_report import Point
 from prism_prm.search.search_task import search_task
 from prism_prm.segments import DEFAULT_SEGMENTER
+from prism_prm.tree import unique_names
 
 if TYPE_CHECKING:
     from prism_prm.rl.monitor import Reward
@@ -205,13 +206,14 @@ def _evaluate(recipe: GrpoRecipe, policy: str, out: Path, state: Any) -> Evaluat
     if state.is_main_process and settings.tasks:
         policy_settings = PolicySettings(f"hf:{policy}", prompting=recipe.prompting)
         with contextlib.closing(open_policy(policy_settings)) as opened:
-            for task in settings.tasks:
+            names = unique_names(Path(task).stem for task in settings.tasks)
+            for task, name in zip(settings.tasks, names, strict=True):
                 greedy = SearchRecipe(
                     task=task, task_data=settings.data.get(task), limit=settings.limit, policy=policy_settings,
                     select="majority", sandbox=recipe.sandbox,
                     search=SearchSettings("greedy", max_steps=settings.max_steps, sampling=settings.sampling),
                 )  # fmt: skip
-                folder = out / file_name(Path(task).stem)
+                folder = out / file_name(name)
                 (evaluated[task, "greedy"],) = search_task(greedy, folder / "greedy", policy=opened)
                 if settings.samples:
                     sampled = replace(greedy, search=replace(greedy.search, method="sample"), n=(1, settings.samples))
