@@ -564,6 +564,10 @@ ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of
 """What the usual chat templates put after a completion."""
 
 
+_REWARDS: dict[tuple[tuple[str, Any], ...], PRMReward] = {}
+_REWARDS_LOCK = threading.Lock()
+
+
 def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
     """The reward for these options, with defaults from the environment; one reward per process for equal options."""
     given = {name: value for name, value in (options or {}).items() if value is not None}
@@ -581,7 +585,11 @@ def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
                 given[name] = OPTIONS[name](value)
             except ValueError as error:
                 raise ConfigError(f"{PREFIX}{name.upper()}: {error}") from None
-    return _make_reward(given)
+    key = tuple(sorted(given.items()))
+    with _REWARDS_LOCK:
+        if key not in _REWARDS:
+            _REWARDS[key] = PRMReward(**given)
+        return _REWARDS[key]
 
 
 def split_end(text: str, ends: Sequence[str] = ENDS) -> tuple[str, bool]:
@@ -603,15 +611,3 @@ def without_end(text: str) -> tuple[str, bool]:
     own = os.environ.get(END, "").split()
     text, has_end = split_end(text, (*own, *ENDS))
     return text, bool(own) and not has_end
-
-
-_REWARDS: dict[tuple[tuple[str, Any], ...], PRMReward] = {}
-_REWARDS_LOCK = threading.Lock()
-
-
-def _make_reward(options: Mapping[str, Any]) -> PRMReward:
-    key = tuple(sorted(options.items()))
-    with _REWARDS_LOCK:
-        if key not in _REWARDS:
-            _REWARDS[key] = PRMReward(**options)
-        return _REWARDS[key]

@@ -133,24 +133,24 @@ class StepNumbers:
     fpr: float
     fnr: float
     """Both on natural errors at threshold 0.5."""
-    fpr_at_tpr: dict[str, float]
+    fpr_at_tpr_90: dict[str, float]
     """By test set: the share of wrong steps above the threshold that keeps 90 % of the right ones."""
 
     @property
     def natural(self) -> float:
-        return self.fpr_at_tpr[NATURAL]
+        return self.fpr_at_tpr_90[NATURAL]
 
     @property
     def perturbed(self) -> float:
         """The mean over the classes of injected errors."""
-        return float(np.mean([self.fpr_at_tpr[kind] for kind in PERTURBATIONS]))
+        return float(np.mean([self.fpr_at_tpr_90[kind] for kind in PERTURBATIONS]))
 
 
 def measure_steps(steps: Steps) -> StepNumbers:
     """The metrics of one PRM; the threshold for TPR 90 is fitted on the right steps of the natural test set."""
     natural = steps.only_groups([NATURAL])
-    ranked = Measurer(natural, 0.5, num_draws=1).rankings(names=tuple(AUROCS))
-    rates = Measurer(natural, 0.5, num_draws=1).rates()
+    measurer = Measurer(natural, 0.5, num_draws=1)
+    ranked, rates = measurer.rankings(names=tuple(AUROCS)), measurer.rates()
     threshold = Ranking.of(natural.right, natural.probability).threshold(Target("tpr", TPR))
     by_group = Measurer(steps, threshold, num_draws=1).by_group()
     return StepNumbers(
@@ -230,7 +230,7 @@ class Findings:
 
     def of_class(self, prm: str, group: str) -> list[float]:
         """One FPR at the matched TPR per seed, on one test set."""
-        return self.of_steps(prm, lambda numbers: numbers.fpr_at_tpr[group])
+        return self.of_steps(prm, lambda numbers: numbers.fpr_at_tpr_90[group])
 
     def aggregator(self, prm: str) -> Choice[str]:
         """The aggregator of a PRM, the same for all seeds."""

@@ -279,17 +279,7 @@ def _tabulate_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
 
 def _metrics(found: Findings) -> dict[str, Any]:
     def steps(numbers: Mapping[str, StepNumbers]) -> dict[str, Any]:
-        return {
-            name: {
-                "auroc": x.auroc,
-                "auroc_prefix": x.auroc_prefix,
-                "auroc_problem": x.auroc_problem,
-                "fpr": x.fpr,
-                "fnr": x.fnr,
-                "fpr_at_tpr_90": x.fpr_at_tpr,
-            }
-            for name, x in numbers.items()
-        }
+        return {name: asdict(one) for name, one in numbers.items()}
 
     def pool(curves: Sequence[Curve]) -> list[dict[str, Any]]:
         names = ("method", "prm", "aggregator", "ns")
