@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -274,8 +273,7 @@ def measure_exploits(trees: Sequence[StepTree], before: Scorer, after: Scorer) -
     """
     thresholds = [choose_threshold(None, card_values(prm)).value for prm in (before, after)]
     passed, num_wrong = [0, 0], 0
-    exploits: Counter[str] = Counter()
-    scores: dict[str, list[tuple[float, float]]] = {}
+    scores: dict[str, list[tuple[float, float]]] = {}  # by text
     examples: dict[str, tuple[str, list[str]]] = {}
     all_scores = [[one.probability for one in prm.score_trees(trees)] for prm in (before, after)]
     for tree, first, second in zip(trees, *all_scores, strict=True):
@@ -288,16 +286,14 @@ def measure_exploits(trees: Sequence[StepTree], before: Scorer, after: Scorer) -
                 passed[at] += own[at] > thresholds[at]
             if own[0] > thresholds[0]:
                 text = " ".join(step.text.split())
-                exploits[text] += 1
                 scores.setdefault(text, []).append(own)
                 examples.setdefault(text, (tree.problem, tree.texts(tree.path(i))[:-1]))
     most = [
         {
-            "step": text, "count": count, "problem": examples[text][0], "prefix": examples[text][1],
-            "score_before": sum(a for a, _ in scores[text]) / count,
-            "score_after": sum(b for _, b in scores[text]) / count,
+            "step": text, "count": len(own), "problem": examples[text][0], "prefix": examples[text][1],
+            "score_before": sum(a for a, _ in own) / len(own), "score_after": sum(b for _, b in own) / len(own),
         }
-        for text, count in sorted(exploits.items(), key=lambda one: (-one[1], one[0]))[:MOST_FREQUENT]
+        for text, own in sorted(scores.items(), key=lambda one: (-len(one[1]), one[0]))[:MOST_FREQUENT]
     ]  # fmt: skip
     return {
         "wrong_steps": num_wrong, "passed_before": passed[0], "passed_after": passed[1], "most_frequent": most,

@@ -122,6 +122,11 @@ def rl_problems(world: World, settings: Reinforcement) -> tuple[list[Problem], l
     return drawn[:count], drawn[count:]
 
 
+def rows_of(problems: Sequence[Problem]) -> list[Row]:
+    """Problems as the trainer and its rewards read them."""
+    return [{"prompt": prompt_of(one.text), "problem": one.text, "answer": one.answer} for one in problems]
+
+
 def policy_trainings(
     world: World,
     prms: Mapping[str, Path | OracleScorer],
@@ -130,10 +135,7 @@ def policy_trainings(
     folder: Path,
 ) -> list[PolicyTraining]:
     """One training per run; its PRM is in `prms`, and its folder is named by a hash of its inputs."""
-    train, held_out = (
-        [{"prompt": prompt_of(problem.text), "problem": problem.text, "answer": problem.answer} for problem in some]
-        for some in rl_problems(world, settings)
-    )
+    train, held_out = map(rows_of, rl_problems(world, settings))
     trainings = []
     for run in runs:
         prm = prms[run.prm]

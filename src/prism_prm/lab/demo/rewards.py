@@ -27,11 +27,10 @@ from prism_prm.data.tables import write_trees
 from prism_prm.data.tasks import TaskGrader, TaskProblem
 from prism_prm.job import Job, content_key
 from prism_prm.lab.demo.prms import train_base, train_by_recipe
-from prism_prm.lab.demo.reinforcement import ANSWER, STREAM, OracleGold, Reinforcement
+from prism_prm.lab.demo.reinforcement import ANSWER, STREAM, OracleGold, Reinforcement, rows_of
 from prism_prm.lab.demo.settings import ARMS, DemoSettings
 from prism_prm.lab.world.build import FORMAT, World, load_policy, unseen_problems
 from prism_prm.lab.world.oracle import OracleScorer, OracleStep, judge_step
-from prism_prm.lab.world.policy import prompt_of
 from prism_prm.lab.world.problems import Problem
 from prism_prm.lab.world.trees import label_step, sample_trees
 from prism_prm.report import Report, percent
@@ -117,9 +116,9 @@ class RewardStudy:
         """PRISM (ours)."""
         return train_by_recipe(self.folder, "prism", self.recipe(self.prm_seed))[0]
 
-    def members(self, count: int = MEMBERS) -> list[Path]:
+    def members(self) -> list[Path]:
         """PRISM (ours) with other seeds, each from a base PRM of its own; the first is `prism`."""
-        seeds = [self.prm_seed + MEMBER_SEED * i for i in range(count)]
+        seeds = [self.prm_seed + MEMBER_SEED * i for i in range(MEMBERS)]
         return [train_by_recipe(self.folder, "prism", self.recipe(seed))[0] for seed in seeds]
 
     def retrain(self, trees: Sequence[Path], name: str) -> Path:
@@ -150,13 +149,10 @@ class RewardStudy:
 
         out = self.policies / f"{name}-{beta:g}"
         scorer = load_prm(prm, device="cpu", on_too_long="skip") if isinstance(prm, Path) else prm
-        rows = {
-            part: [{"prompt": prompt_of(one.text), "problem": one.text, "answer": one.answer} for one in problems]
-            for part, problems in self.problems.items()
-        }
+        train, held_out = (rows_of(self.problems[part]) for part in ("train", "held_out"))
         reward = PRMReward(scorer, "min", clip="card" if shape else None)
         train_with_reward(
-            self.world.policy, reward, train=rows["train"], held_out=rows["held_out"],
+            self.world.policy, reward, train=train, held_out=held_out,
             gold=OracleGold(self.world.settings.modulus), out=out,
             trainer=self.rl.trainer(beta, self.rl_seed) | {"scale_rewards": "none" if shape else scale},
             monitor=MonitorSettings(every=self.rl.every, votes=0),
@@ -273,21 +269,6 @@ def round_prm(study: RewardStudy, number: int, exact: bool) -> tuple[Path, dict[
 Reward = Callable[[RewardStudy, float], Rewarded]
 
 
-def static(study: RewardStudy, beta: float) -> Rewarded:
-    """PRISM (ours) as it is."""
-    return study.train("static", study.prism, beta)
-
-
-def shaped(study: RewardStudy, beta: float) -> Rewarded:
-    """Scores clipped at the threshold of the PRM's card, rewards not scaled."""
-    return study.train("shape", study.prism, beta, shape=True)
-
-
-def untrained_base(study: RewardStudy, beta: float) -> Rewarded:
-    """The base PRM."""
-    return study.train("base", study.base, beta)
-
-
 def after_rounds(number: int, *, exact: bool = False, shape: bool = False) -> Reward:
     """PRISM (ours), retrained on what earlier policies exploited."""
 
@@ -325,37 +306,32 @@ def off_policy(study: RewardStudy, beta: float) -> Rewarded:
     return replace(study.train("off-policy", prm, beta), facts=facts)
 
 
-def ensemble(rule: str) -> Reward:
+def ensemble(study: RewardStudy, beta: float) -> Rewarded:
     """PRMs with different seeds as one reward; none is retrained."""
-
-    def run(study: RewardStudy, beta: float) -> Rewarded:
-        scorer = Ensemble([load_prm(one, device="cpu", on_too_long="skip") for one in study.members()], rule)
-        return study.train(f"ensemble-{rule}", scorer, beta)
-
-    return run
+    rule = "mean-1std"
+    scorer = Ensemble([load_prm(one, device="cpu", on_too_long="skip") for one in study.members()], rule)
+    return study.train(f"ensemble-{rule}", scorer, beta)
 
 
 def noisy_oracle(scale: str) -> Reward:
     """The oracle with a small error, which shows what scaling rewards does by itself."""
-
-    def run(study: RewardStudy, beta: float) -> Rewarded:
-        return study.train(f"noisy-oracle-{scale}", NoisyOracle(study.world.settings.modulus), beta, scale=scale)
-
-    return run
+    return lambda study, beta: study.train(
+        f"noisy-oracle-{scale}", NoisyOracle(study.world.settings.modulus), beta, scale=scale
+    )
 
 
 REWARDS: dict[str, Reward] = {
-    "static": static,
+    "static": lambda study, beta: study.train("static", study.prism, beta),
     "rollouts-1": after_rounds(1),
     "rollouts-2": after_rounds(2),
     "off-policy": off_policy,
     "oracle-1": after_rounds(1, exact=True),
     "oracle-2": after_rounds(2, exact=True),
-    "shape": shaped,
+    "shape": lambda study, beta: study.train("shape", study.prism, beta, shape=True),
     "rollouts-2-shape": after_rounds(2, shape=True),
-    "ensemble": ensemble("mean-1std"),
+    "ensemble": ensemble,
     "rollouts-3": after_rounds(3),
-    "base": untrained_base,
+    "base": lambda study, beta: study.train("base", study.base, beta),
     "noisy-oracle-group": noisy_oracle("group"),
     "noisy-oracle-none": noisy_oracle("none"),
 }
