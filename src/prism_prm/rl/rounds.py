@@ -19,7 +19,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 
 from prism_prm.aggregate import card_values, choose_threshold
 from prism_prm.backends.load_prm import open_prm
@@ -45,9 +49,6 @@ from prism_prm.search.label_engine import by_answer
 from prism_prm.train.recipe import Recipe
 from prism_prm.train.train_prm import train_prm
 from prism_prm.tree import StepTree
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 MOST_FREQUENT = 10
 """How many exploits are shown."""
@@ -89,8 +90,6 @@ def train_rounds(
         >>> [round.trained.points[-1].mean("answer") for round in rounds]  # doctest: +SKIP
         [0.41, 0.86]
     """
-    from accelerate import PartialState
-
     if not isinstance(recipe, GrpoRecipe):
         recipe = read_settings(GrpoRecipe, recipe, assignments)
     elif assignments:
@@ -240,9 +239,6 @@ def retrain(
 
     Returns the folder of its best round.
     """
-    import torch
-    from accelerate.state import AcceleratorState
-
     if accelerator is None:
         # TRL's trainer is gone, but accelerate remembers its precision, which need not be the PRM's.
         gc.collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +17,12 @@ from prism_prm.data.pair_examples import Examples, Split, labeled_steps
 from prism_prm.errors import DataError
 from prism_prm.evaluate.measure import AUROCS, measure_rankings
 from prism_prm.metrics import RANKINGS, Ranking, Target, fnr, fpr, pairwise_accuracy, sum_counts
+from prism_prm.models.prm import PRM
 from prism_prm.stats import cluster_draws, number_clusters
 from prism_prm.store import ScoreStore, Share
 from prism_prm.train.batches import too_long
 from prism_prm.train.margins import score_examples
 from prism_prm.train.recipe import CRITERIA, ValidationSettings
-
-if TYPE_CHECKING:
-    from prism_prm.models.prm import PRM
 
 log = logging.getLogger(__name__)
 

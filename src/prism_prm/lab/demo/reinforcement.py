@@ -20,9 +20,10 @@ from prism_prm.lab.world.build import FORMAT, World, unseen_problems
 from prism_prm.lab.world.oracle import OracleScorer, judge, solved
 from prism_prm.lab.world.policy import prompt_of
 from prism_prm.lab.world.problems import ANSWER_MARK, Problem
+from prism_prm.rl.alarm import MonitorSettings, TrainedPolicy, read_run_file, read_trained_policy
+from prism_prm.steps import cut_steps
 
 if TYPE_CHECKING:
-    from prism_prm.rl.alarm import TrainedPolicy
     from prism_prm.rl.monitor import Rollout, Row, Truth
 
 T = TypeVar("T")
@@ -101,7 +102,6 @@ class OracleGold:
 
     def __call__(self, rows: Sequence[Row], written: Sequence[Rollout]) -> Truth:
         from prism_prm.rl.monitor import Truth
-        from prism_prm.steps import cut_steps
 
         right: dict[str, list[bool]] = {ANSWER: [], STEPS: []}
         answers: list[str | None] = []
@@ -153,7 +153,6 @@ def train_policy(one: PolicyTraining) -> None:
     import torch
 
     from prism_prm.backends.load_prm import load_prm
-    from prism_prm.rl.alarm import MonitorSettings
     from prism_prm.rl.reward import PRMReward
     from prism_prm.rl.trainer import train_with_reward
 
@@ -169,8 +168,6 @@ def train_policy(one: PolicyTraining) -> None:
 
 def train_policies(trainings: Sequence[PolicyTraining]) -> dict[PolicyRun, TrainedPolicy]:
     """Train the policies that are not trained yet, several in parallel; returns all. Runs must differ."""
-    from prism_prm.rl.alarm import read_run_file, read_trained_policy
-
     todo = [one for one in trainings if not read_run_file(one.out).get("finished")]
     run_in_processes("policies trained by TRL", train_policy, todo)
     return {one.run: read_trained_policy(one.out) for one in trainings}

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 
 from prism_prm.aggregate import card_values, choose_threshold
 from prism_prm.backends.ensemble import Ensemble
@@ -35,16 +36,14 @@ from prism_prm.lab.world.problems import Problem
 from prism_prm.lab.world.trees import label_step, sample_trees
 from prism_prm.report import Report, percent
 from prism_prm.report.figures import finish, nested, styles
-from prism_prm.rl.exploits import num_pairs
+from prism_prm.rl.alarm import MonitorSettings, TrainedPolicy, read_trained_policy
+from prism_prm.rl.exploits import Exploits, find_exploits, num_pairs
+from prism_prm.rl.recipe import RoundSettings
+from prism_prm.rl.reward import PRMReward
 from prism_prm.scorer import Scorer
 from prism_prm.search.label_engine import by_answer
 from prism_prm.train.recipe import Recipe
 from prism_prm.tree import StepTree
-
-if TYPE_CHECKING:
-    from prism_prm.rl.alarm import TrainedPolicy
-    from prism_prm.rl.exploits import Exploits
-    from prism_prm.rl.recipe import RoundSettings
 
 OFF_POLICY_PARTS = 3
 """The off-policy control may use this many times the problems of a round to find as many pairs."""
@@ -66,8 +65,6 @@ class Rewarded:
     @property
     def trained(self) -> TrainedPolicy:
         """Its curve and alarms."""
-        from prism_prm.rl.alarm import read_trained_policy
-
         return read_trained_policy(self.folder)
 
 
@@ -96,8 +93,6 @@ class RewardStudy:
     @property
     def rounds(self) -> RoundSettings:
         """How exploits are sampled and labeled."""
-        from prism_prm.rl.recipe import RoundSettings
-
         sampling = Sampling(temperature=1.0, max_step_tokens=8, max_tokens=60)
         return RoundSettings(problems=self.num_problems, rollouts=8, rule="half", sampling=sampling)
 
@@ -113,7 +108,6 @@ class RewardStudy:
 
     @cached_property
     def prism(self) -> Path:
-        """PRISM (ours)."""
         return train_by_recipe(self.folder, "prism", self.recipe(self.prm_seed))[0]
 
     def members(self) -> list[Path]:
@@ -123,8 +117,6 @@ class RewardStudy:
 
     def retrain(self, trees: Sequence[Path], name: str) -> Path:
         """PRISM (ours) with more trees."""
-        from accelerate import Accelerator
-
         from prism_prm.rl.rounds import retrain
 
         recipe = from_mapping(Recipe, self.recipe(self.prm_seed))
@@ -143,8 +135,6 @@ class RewardStudy:
         self, name: str, prm: Path | Scorer, beta: float = 0.0, *, shape: bool = False, scale: str = "group"
     ) -> Rewarded:
         """Train a policy; `shape` clips scores at the threshold of the PRM's card and does not scale rewards."""
-        from prism_prm.rl.alarm import MonitorSettings
-        from prism_prm.rl.reward import PRMReward
         from prism_prm.rl.trainer import train_with_reward
 
         out = self.policies / f"{name}-{beta:g}"
@@ -163,8 +153,6 @@ class RewardStudy:
 
     def exploits(self, name: str, part: str, policy: Path, prm: Path, settings: RoundSettings, exact: bool) -> Exploits:
         """Sample and label the steps of a policy."""
-        from prism_prm.rl.exploits import find_exploits
-
         problems = [TaskProblem(one.text, one.answer, f"{part}-{i}") for i, one in enumerate(self.problems[part])]
         with (
             Job(self.policies / name) as job,
@@ -178,7 +166,6 @@ class RewardStudy:
             )  # fmt: skip
 
     def is_right(self, tree: StepTree, node: int) -> bool:
-        """The oracle's verdict on a node."""
         *prefix, text = tree.texts(tree.path(node))
         return judge_step(Problem.parse(tree.problem, self.world.settings.modulus), prefix, text) == "right"
 

@@ -255,7 +255,7 @@ difference between the two figures is what pairwise training gains from labels t
 """)
     for one in (simulation.SimulationSettings(labels="relative"), simulation.SimulationSettings(labels="absolute")):
         result = simulation.simulate(one)
-        edges = result.edges
+        edges = simulation.EDGES
         with report.figure(
             f"simulation-{one.labels}",
             caption=f"{one.labels.capitalize()} labels: pairs ranked correctly by true margin; {len(one.seeds)} seeds, "

@@ -81,7 +81,6 @@ class WorldSettings:
 
     @property
     def modulus(self) -> int:
-        """The one modulus of all problems."""
         return self.problems.modulus
 
 

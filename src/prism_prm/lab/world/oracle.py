@@ -213,11 +213,9 @@ class OracleScorer(Scorer):
         return right
 
     def start(self, problem: str, sample: int = 0) -> OracleStep:
-        """The root of a problem."""
         return OracleStep((problem,), State.start(Problem.parse(problem, self.modulus)), sample)
 
     def extend(self, parent: OracleStep, text: str) -> OracleStep:
-        """Judge one more step."""
         verdict, state = advance(parent.state, text)
         path = (*parent.path, text)
         called_right = self.says(path, parent.sample, verdict == "right")
