@@ -169,6 +169,8 @@ def train_prm(
 
         # The margins of the base PRM sort the pairs into rounds; every round starts from the PRM of the one before.
         results = {BASE: run.validate(BASE, base)}
+        if run.validation:
+            best_round(results, recipe.validation.criterion)  # raises before hours of training
         binned = run.sort_into_rounds(train, kinds, base)
         del base
         names = recipe.curriculum.round_names()

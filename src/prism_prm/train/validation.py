@@ -132,8 +132,7 @@ class Validation:
 
 def best_round(results: Mapping[str, Mapping[str, Any]], criterion: str) -> str:
     """The round with the best value of the criterion; of equals, the earlier one."""
-    missing = [name for name, result in results.items() if criterion not in result]
-    if missing:
+    if missing := [name for name, result in results.items() if criterion not in result]:
         raise DataError(
             f"validation.criterion = {criterion!r} was not measured in {missing}: the validation split has no pairs. "
             "Give it a larger share in data.split, or choose another criterion."

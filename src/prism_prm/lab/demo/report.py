@@ -303,7 +303,16 @@ def _metrics(found: Findings) -> dict[str, Any]:
         "guided": guided(far=False),
         "far_pool": [pool(curves) for curves in found.far_curves],
         "far_guided": guided(far=True) if found.far_steps else [],
-        "policies": policy_metrics(found),
+        "policies": [
+            {
+                run.name: {
+                    "looks": [{"update": point.update, **point.summary()} for point in result.policies[run].points],
+                    "alarms": {name: alarm and alarm.update for name, alarm in result.policies[run].alarms.items()},
+                }
+                for run in found.runs
+            }
+            for result in found.results
+        ],
         "over_optimization": over_optimization(found),
         "verdicts": [result.world.verdicts() for result in found.results],
     }
@@ -445,17 +454,3 @@ def over_optimization(found: Findings) -> dict[str, dict[str, dict[str, list[flo
             },
         }  # fmt: skip
     return lines
-
-
-def policy_metrics(found: Findings) -> list[dict[str, Any]]:
-    """All evaluation points of all policies, for metrics.json."""
-    return [
-        {
-            run.name: {
-                "looks": [{"update": point.update, **point.summary()} for point in result.policies[run].points],
-                "alarms": {name: alarm and alarm.update for name, alarm in result.policies[run].alarms.items()},
-            }
-            for run in found.runs
-        }
-        for result in found.results
-    ]
