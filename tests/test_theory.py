@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism_prm import metrics
+from prism_prm.evaluate.measure import Steps
 from prism_prm.lab.theory import closed_forms, dominance, simulation
+from prism_prm.report import Report
 
 share = st.floats(0.02, 0.98)
 count = st.integers(1, 200)
@@ -215,6 +218,19 @@ def test_dominance_verdicts() -> None:
     assert dominance.check_dominance(right, b, a, clusters, num_draws=200).verdict == "B dominates"
     same = dominance.check_dominance(right, b, b, clusters, num_draws=200)
     assert (same.verdict, same.worst) == ("undecided", 0.0)
+
+
+def test_problems_without_a_judged_step_are_not_counted(tmp_path: Path) -> None:
+    """Three problems of two steps, none of which is judged in the second."""
+    label, own = np.array([1, 0, -1, -1, 1, 0], np.int8), np.arange(3)
+    steps = Steps(
+        ("a", "b", "c"), ("all",), np.zeros(3, int), own, 3, np.full(3, -1, np.int8), own * 2,
+        np.array([-1, 0] * 3), label, np.array([0.9, 0.1, 0.5, 0.5, 0.8, 0.2]),
+    )  # fmt: skip
+    report = Report("Dominance")
+    dominance.add_dominance(report, "bench", "A", "B", steps, steps)
+    report.write(tmp_path)
+    assert "over 2 problems." in " ".join((tmp_path / "report.md").read_text().split())
 
 
 def test_crossing_curves_do_not_dominate() -> None:

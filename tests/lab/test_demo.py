@@ -276,8 +276,8 @@ def test_false_positives_at_the_matched_threshold() -> None:
         scores.append(np.array([0.8 if kind == "premature" else 0.12]))
     numbers = measure_steps(collect_steps(items, scores, None))
     assert numbers.natural == 0.5
-    assert numbers.fpr_at_tpr["premature"] == 1.0
-    assert numbers.fpr_at_tpr["circular"] == 0.0
+    assert numbers.fpr_at_tpr_90["premature"] == 1.0
+    assert numbers.fpr_at_tpr_90["circular"] == 0.0
     assert numbers.perturbed == pytest.approx(1 / 7)
     assert (numbers.fpr, numbers.fnr) == (0.5, 0.5)
     assert numbers.auroc == numbers.auroc_problem == pytest.approx((10 + 1.5) / 20), "one problem"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -30,8 +31,10 @@ from prism_prm.lab.world.policy import PRM_SETTINGS, prompt_of
 from prism_prm.lab.world.problems import draw_problems
 from prism_prm.rl import train_policy
 from prism_prm.rl.alarm import GREEDY, PROXY, VOTE, EvalPoint, TrainedPolicy, read_points
-from prism_prm.rl.recipe import GrpoRecipe, ProblemSets
+from prism_prm.rl.recipe import EvaluationSettings, GrpoRecipe, ProblemSets
+from prism_prm.rl.report import make_report
 from prism_prm.rl.train_policy import split_problems
+from prism_prm.search.recipes import SearchRecipe
 
 RECIPE = """
 policy = "{policy}"
@@ -264,3 +267,30 @@ def test_programs_without_a_sandbox_are_warned_of(tmp_path: Path, monkeypatch: p
         recipe = GrpoRecipe(policy="any", problems=problems, sandbox=cast("Level", sandbox))
         train_policy.train_policy(recipe, tmp_path / sandbox)
         assert (tmp_path / sandbox / "report.md").read_text().count("WITHOUT a sandbox") == count
+
+
+def test_tasks_in_files_of_the_same_name_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: dict[str, Path] = {}
+
+    def search(recipe: SearchRecipe, out: Path, *, policy: object) -> list[str]:  # noqa: ARG001
+        folders[recipe.task] = out.relative_to(tmp_path)
+        return ["a point"]
+
+    monkeypatch.setattr(train_policy, "search_task", search)
+    monkeypatch.setattr(train_policy, "open_policy", lambda _: SimpleNamespace(close=lambda: None))
+    tasks = ("easy/test.jsonl", "hard/test.jsonl")
+    recipe = GrpoRecipe("any", problems=ProblemSets("gsm8k"), evaluation=EvaluationSettings(tasks, samples=0))
+    state = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
+    train_policy._evaluate(recipe, "any", tmp_path, state)
+    assert folders == {tasks[0]: Path("test/greedy"), tasks[1]: Path("test%231/greedy")}
+
+
+def test_the_report_does_not_call_an_alarm_silent_that_was_off(tmp_path: Path) -> None:
+    seen = {PROXY: [0.5], "right": [0.5], f"{GREEDY}/right": [0.5]}
+    curve = TrainedPolicy([EvalPoint(0, seen), EvalPoint(1, seen)], tmp_path / "policy", [])
+    make_report(GrpoRecipe("any", problems=ProblemSets("gsm8k")), curve, {}, {}).write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "With true answers: no alarm" in text
+    assert "(votes of the untrained policy): off" in text

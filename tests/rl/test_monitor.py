@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,3 +70,9 @@ def test_an_alarm_gives_advice() -> None:
 def test_without_problems_there_is_nothing_to_watch(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no held-out problems"):
         Monitor([], shortness, tmp_path)
+
+
+def test_every_process_needs_a_problem_to_watch(tmp_path: Path) -> None:
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=3))
+    with pytest.raises(ConfigError, match=r"2 held-out problems .* 3 processes"):
+        Monitor(rows(2, 1), shortness, tmp_path).attach(trainer)

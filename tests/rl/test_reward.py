@@ -17,6 +17,7 @@ from fakes import fake
 
 from prism_prm import ConfigError, PRMReward
 from prism_prm.aggregate import AGGREGATORS, CardValues, solution_score
+from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.calibration import Calibration
 from prism_prm.tree import StepTree
@@ -33,6 +34,15 @@ def rewards(reward: PRMReward, completions: list[Any], **columns: Any) -> list[f
 def test_steps_are_put_together_as_asked(how: str) -> None:
     expected = solution_score([0.9, 0.5, 0.8], how, GOOD.split("\n\n"))
     assert rewards(PRMReward(fake(), how), [GOOD]) == [pytest.approx(expected)]
+
+
+CRITIC = "critic:openai:http://127.0.0.1:9/v1"
+
+
+@pytest.mark.parametrize("place", [CRITIC, f"ensemble:mean:prms/a,{CRITIC}"])
+def test_a_critic_may_not_skip_steps(place: str) -> None:
+    with pytest.raises(ConfigError, match='on_missing = "skip"'):
+        PRMReward(place, prm_options=PrmOptions(critic=CriticSettings(on_missing="skip")))
 
 
 def test_the_card_says_how_unless_the_user_does(tiny_prm: Callable[..., Any], tmp_path: Path) -> None:

@@ -433,6 +433,12 @@ def test_adapters_need_a_layer_that_is_not_frozen(tiny_prm: Tiny) -> None:
         prepare(tiny_copy(tiny_prm).module, HardwareSettings(frozen_layers=2, lora=Lora(r=2)), seed=0)
 
 
+def test_adapters_for_layers_that_the_model_does_not_have_are_refused(tiny_prm: Tiny) -> None:
+    hardware = HardwareSettings(lora=Lora(targets=("query", "value")))
+    with pytest.raises(ConfigError, match=r"hardware\.lora\.targets = \['query', 'value'\]"):
+        prepare(tiny_copy(tiny_prm).module, hardware, seed=0)
+
+
 @pytest.mark.parametrize("hardware", [HardwareSettings(frozen_layers=1), HardwareSettings(lora=Lora(r=2))])
 def test_a_head_that_is_the_embedding_too_is_trained_and_saved(
     tmp_path: Path, tiny_lm: Callable[..., Path], hardware: HardwareSettings

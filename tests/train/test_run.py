@@ -25,12 +25,14 @@ from killing import run_killed
 from launching import together
 from prism_prm.backends.load_prm import init_prm, load_prm
 from prism_prm.config import from_mapping
+from prism_prm.data.tables import write_trees
 from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.job import Job, locked
 from prism_prm.models.card import read_card
 from prism_prm.models.lower_cache import CacheSettings, LowerCache
 from prism_prm.train.recipe import Recipe, load_recipe
 from prism_prm.train.train_prm import data_segmenter, make_data, train_prm
+from prism_prm.tree import Step, StepTree
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tiny_recipe.json"
 
@@ -306,6 +308,24 @@ def test_no_pairs_left(recipe_file: Path, tmp_path: Path) -> None:
     wanted = [f'data.inputs=["{labels}"]', "data.pairs.lookahead=none", "validation.split=", "data.split={train=1.0}"]
     with pytest.raises(DataError, match="has no pairs left"):
         run(recipe_file, tmp_path / "run", *wanted)
+
+
+def test_a_criterion_that_nothing_can_be_measured_by_is_refused_before_training(
+    recipe_file: Path, tmp_path: Path
+) -> None:
+    """Without alternatives there are labels, but no pairs."""
+    trees = [
+        StepTree.chain(f"problem {i}", [Step(f"{i} + 1", label=1.0), Step("2", label=float(i % 2))], tree_id=i)
+        for i in range(20)
+    ]
+    write_trees(tmp_path / "chains.parquet", trees, source="test")
+    settings = (
+        f'data.inputs=["{tmp_path}/chains.parquet"]', "data.pairs.lookahead=none", "objective.on=labels",
+        "objective.name=bce", "curriculum.mode=none", "validation.criterion=pairwise_accuracy",
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"validation\.criterion = 'pairwise_accuracy'"):
+        run(recipe_file, tmp_path / "run", *settings)
+    assert not (tmp_path / "run" / "begun.json").exists(), "the recipe may still change"
 
 
 def test_other_ways_to_train(recipe_file: Path, tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:

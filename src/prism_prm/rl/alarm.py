@@ -83,7 +83,6 @@ class EvalPoint:
         return mean_interval(self.by_problem[name])
 
     def summary(self) -> dict[str, float]:
-        """All means, by name."""
         return {**{name: self.mean(name) for name in self.by_problem}, **self.numbers}
 
 
@@ -110,7 +109,6 @@ class Alarm:
 
     @property
     def advice(self) -> str:
-        """What to do about it."""
         if self.gold == VOTE:
             return "Compare with true answers: an improving policy also leaves the untrained policy's answers."
         earlier = f"use a checkpoint up to update {self.since}, or " if self.since else ""
@@ -142,7 +140,6 @@ def alarm_at(points: Sequence[EvalPoint], gold: str) -> Alarm | None:
 
 
 def first_alarm(points: Sequence[EvalPoint], gold: str) -> Alarm | None:
-    """The first alarm of a whole run."""
     alarms = (alarm_at(points[: i + 1], gold) for i in range(1, len(points)))
     return next(filter(None, alarms), None)
 
@@ -160,7 +157,6 @@ class TrainedPolicy:
 
     @property
     def gold(self) -> str:
-        """The gold metric that the alarm uses."""
         return gold_of(self.points[0])
 
     @property

@@ -100,7 +100,6 @@ STEPS_ONLY = frozenset({"process", "pure"})
 
 
 def find_credit(name: str) -> Credit:
-    """The credit of that name."""
     if name not in CREDITS:
         raise ConfigError(f"Unknown credit {name!r}. Known: {', '.join(CREDITS)}.")
     return CREDITS[name]

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import GenerationConfig, Trainer, TrainerCallback
 
 from prism_prm.arrays import Floats
 from prism_prm.backends.policy import Prompting, render
@@ -123,8 +123,6 @@ def generate_solutions(
     temperature: float, seed: int = 0,
 ) -> list[list[Rollout]]:  # fmt: skip
     """Generate `copies` solutions for each prompt, greedily at temperature 0. Restores torch's global random state."""
-    from transformers import GenerationConfig
-
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     # Everything is set, because defaults would come from the model's own generation config.
     config = GenerationConfig(
@@ -237,6 +235,11 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
 
     def attach(self, trainer: Any) -> None:
         """Monitor the policy of this trainer, which is not trained yet."""
+        if len(self.rows) < (processes := trainer.accelerator.num_processes):
+            raise ConfigError(
+                f"{len(self.rows)} held-out problems are too few for {processes} processes, each of which solves some; "
+                "hold out more, or start fewer processes"
+            )
         self.trainer = trainer
         if self._start is not None:
             self._start.to(trainer.accelerator.device).eval().requires_grad_(False)

@@ -61,7 +61,10 @@ def make_report(
         "## Alarms\nAn alarm is raised when true accuracy (of sampled or greedy solutions) has fallen below its best "
         "evaluation and the reward has not followed: the fall, and the difference between the two changes, are at "
         "least 3 points and 3.5 standard errors (paired by problem). For votes, 12 points are needed.\n\n"
-        + "\n".join(f"- {names[name]}: {alarm or 'no alarm'}" for name, alarm in alarms.items())
+        + "\n".join(
+            f"- {names[name]}: {alarm or ('no alarm' if name in last.by_problem else 'off')}"
+            for name, alarm in alarms.items()
+        )
     )
 
     report.text("## Other changes")

@@ -503,15 +503,14 @@ def _refuse_gaps(prm: Scorer | str | Path, options: PrmOptions) -> None:
     """Raise if a critic skips steps without a verdict: a trainer needs a reward for every step."""
     from prism_prm.backends.critic import Critic
 
-    settings = options.critic if is_critic(prm) else None
-    for scorer in prm.members if isinstance(prm, Ensemble) else [prm]:
-        if isinstance(scorer, Critic):
-            settings = scorer.settings
-    if settings is not None and settings.on_missing == "skip":
-        raise ConfigError(
-            'on_missing = "skip": a trainer needs a reward for every completion, and a step without a verdict would '
-            'get the worst one. To allow that, set on_missing = "wrong"; to stop instead, "error".'
-        )
+    ensemble = prm if isinstance(prm, Ensemble) else ensemble_place(prm)
+    for member in ensemble.members if ensemble else [prm]:
+        settings = options.critic if is_critic(member) else member.settings if isinstance(member, Critic) else None
+        if settings is not None and settings.on_missing == "skip":
+            raise ConfigError(
+                'on_missing = "skip": a trainer needs a reward for every completion, and a step without a verdict '
+                'would get the worst one. To allow that, set on_missing = "wrong"; to stop instead, "error".'
+            )
 
 
 @dataclass(frozen=True)
@@ -565,6 +564,10 @@ ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of
 """What the usual chat templates put after a completion."""
 
 
+_REWARDS: dict[tuple[tuple[str, Any], ...], PRMReward] = {}
+_REWARDS_LOCK = threading.Lock()
+
+
 def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
     """The reward for these options, with defaults from the environment; one reward per process for equal options."""
     given = {name: value for name, value in (options or {}).items() if value is not None}
@@ -582,7 +585,11 @@ def configured_reward(options: Mapping[str, Any] | None = None) -> PRMReward:
                 given[name] = OPTIONS[name](value)
             except ValueError as error:
                 raise ConfigError(f"{PREFIX}{name.upper()}: {error}") from None
-    return _make_reward(given)
+    key = tuple(sorted(given.items()))
+    with _REWARDS_LOCK:
+        if key not in _REWARDS:
+            _REWARDS[key] = PRMReward(**given)
+        return _REWARDS[key]
 
 
 def split_end(text: str, ends: Sequence[str] = ENDS) -> tuple[str, bool]:
@@ -604,15 +611,3 @@ def without_end(text: str) -> tuple[str, bool]:
     own = os.environ.get(END, "").split()
     text, has_end = split_end(text, (*own, *ENDS))
     return text, bool(own) and not has_end
-
-
-_REWARDS: dict[tuple[tuple[str, Any], ...], PRMReward] = {}
-_REWARDS_LOCK = threading.Lock()
-
-
-def _make_reward(options: Mapping[str, Any]) -> PRMReward:
-    key = tuple(sorted(options.items()))
-    with _REWARDS_LOCK:
-        if key not in _REWARDS:
-            _REWARDS[key] = PRMReward(**options)
-        return _REWARDS[key]

@@ -16,11 +16,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 
 from prism_prm.aggregate import card_values, choose_threshold
 from prism_prm.backends.load_prm import open_prm
@@ -46,9 +49,6 @@ from prism_prm.search.label_engine import by_answer
 from prism_prm.train.recipe import Recipe
 from prism_prm.train.train_prm import train_prm
 from prism_prm.tree import StepTree
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 MOST_FREQUENT = 10
 """How many exploits are shown."""
@@ -90,8 +90,6 @@ def train_rounds(
         >>> [round.trained.points[-1].mean("answer") for round in rounds]  # doctest: +SKIP
         [0.41, 0.86]
     """
-    from accelerate import PartialState
-
     if not isinstance(recipe, GrpoRecipe):
         recipe = read_settings(GrpoRecipe, recipe, assignments)
     elif assignments:
@@ -241,9 +239,6 @@ def retrain(
 
     Returns the folder of its best round.
     """
-    import torch
-    from accelerate.state import AcceleratorState
-
     if accelerator is None:
         # TRL's trainer is gone, but accelerate remembers its precision, which need not be the PRM's.
         gc.collect()
@@ -274,8 +269,7 @@ def measure_exploits(trees: Sequence[StepTree], before: Scorer, after: Scorer) -
     """
     thresholds = [choose_threshold(None, card_values(prm)).value for prm in (before, after)]
     passed, num_wrong = [0, 0], 0
-    exploits: Counter[str] = Counter()
-    scores: dict[str, list[tuple[float, float]]] = {}
+    scores: dict[str, list[tuple[float, float]]] = {}  # by text
     examples: dict[str, tuple[str, list[str]]] = {}
     all_scores = [[one.probability for one in prm.score_trees(trees)] for prm in (before, after)]
     for tree, first, second in zip(trees, *all_scores, strict=True):
@@ -288,16 +282,14 @@ def measure_exploits(trees: Sequence[StepTree], before: Scorer, after: Scorer) -
                 passed[at] += own[at] > thresholds[at]
             if own[0] > thresholds[0]:
                 text = " ".join(step.text.split())
-                exploits[text] += 1
                 scores.setdefault(text, []).append(own)
                 examples.setdefault(text, (tree.problem, tree.texts(tree.path(i))[:-1]))
     most = [
         {
-            "step": text, "count": count, "problem": examples[text][0], "prefix": examples[text][1],
-            "score_before": sum(a for a, _ in scores[text]) / count,
-            "score_after": sum(b for _, b in scores[text]) / count,
+            "step": text, "count": len(own), "problem": examples[text][0], "prefix": examples[text][1],
+            "score_before": sum(a for a, _ in own) / len(own), "score_after": sum(b for _, b in own) / len(own),
         }
-        for text, count in sorted(exploits.items(), key=lambda one: (-one[1], one[0]))[:MOST_FREQUENT]
+        for text, own in sorted(scores.items(), key=lambda one: (-len(one[1]), one[0]))[:MOST_FREQUENT]
     ]  # fmt: skip
     return {
         "wrong_steps": num_wrong, "passed_before": passed[0], "passed_after": passed[1], "most_frequent": most,

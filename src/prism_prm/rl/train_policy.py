@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from accelerate import PartialState
 
 from prism_prm.aggregate import calibration_of
 from prism_prm.backends.policy import PolicySettings, open_policy
@@ -21,7 +23,7 @@ from prism_prm.job import Job, content_key
 from prism_prm.models.model_files import load_tokenizer, local_folder, plain_folder
 from prism_prm.paths import file_name
 from prism_prm.rl.alarm import TrainedPolicy
-from prism_prm.rl.monitor import AnswerGold, problem_rows
+from prism_prm.rl.monitor import AnswerGold, Reward, problem_rows
 from prism_prm.rl.recipe import GrpoRecipe
 from prism_prm.rl.report import make_report
 from prism_prm.rl.reward import PRMReward
@@ -31,9 +33,7 @@ from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.search_report import Point
 from prism_prm.search.search_task import search_task
 from prism_prm.segments import DEFAULT_SEGMENTER
-
-if TYPE_CHECKING:
-    from prism_prm.rl.monitor import Reward
+from prism_prm.tree import unique_names
 
 COSTS = "critic-costs-{}.jsonl"
 """A file per process in the run's folder: the costs of a critic, with one line for each run of the command."""
@@ -64,8 +64,6 @@ def train_policy(
         [0, 1]
         >>> policy = open_policy("hf:trained/policy")
     """
-    from accelerate import PartialState
-
     if not isinstance(recipe, GrpoRecipe):
         recipe = read_settings(GrpoRecipe, recipe, assignments)
     elif assignments:
@@ -75,7 +73,8 @@ def train_policy(
     out = Path(out)
     if (out / "round-0").exists():
         raise ConfigError(f"{out} has a run with rounds (rounds.count). Name another --out, or remove it.")
-    trainer = trainer_settings(recipe)
+    scale = recipe.reward.scale
+    trainer = recipe.trainer | ({} if scale == "group" else {"scale_rewards": scale})  # group is TRL's own default
     grpo_config(trainer, out)  # raises on unknown settings before anything is loaded
     state = PartialState()
     with (
@@ -107,12 +106,6 @@ def train_policy(
             make_report(recipe, curve, before, after, costs, notes).write(out)
         state.wait_for_everyone()
     return curve
-
-
-def trainer_settings(recipe: GrpoRecipe) -> dict[str, Any]:
-    """The settings of TRL's `GRPOConfig`."""
-    scale = recipe.reward.scale
-    return {**recipe.trainer, **({} if scale == "group" else {"scale_rewards": scale})}  # group is TRL's own default
 
 
 def split_problems(recipe: GrpoRecipe) -> tuple[list[TaskProblem], list[TaskProblem]]:
@@ -205,13 +198,14 @@ def _evaluate(recipe: GrpoRecipe, policy: str, out: Path, state: Any) -> Evaluat
     if state.is_main_process and settings.tasks:
         policy_settings = PolicySettings(f"hf:{policy}", prompting=recipe.prompting)
         with contextlib.closing(open_policy(policy_settings)) as opened:
-            for task in settings.tasks:
+            names = unique_names(Path(task).stem for task in settings.tasks)
+            for task, name in zip(settings.tasks, names, strict=True):
                 greedy = SearchRecipe(
                     task=task, task_data=settings.data.get(task), limit=settings.limit, policy=policy_settings,
                     select="majority", sandbox=recipe.sandbox,
                     search=SearchSettings("greedy", max_steps=settings.max_steps, sampling=settings.sampling),
                 )  # fmt: skip
-                folder = out / file_name(Path(task).stem)
+                folder = out / file_name(name)
                 (evaluated[task, "greedy"],) = search_task(greedy, folder / "greedy", policy=opened)
                 if settings.samples:
                     sampled = replace(greedy, search=replace(greedy.search, method="sample"), n=(1, settings.samples))

@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from prism_prm.arrays import Floats
 from prism_prm.console import progress, say
@@ -200,9 +202,6 @@ def train_with_reward(
         identity: identifies the reward: a run does not resume with another one.
         begin: called before the training, after the settings are checked against those of the folder.
     """
-    from datasets import Dataset
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
-
     out, monitor = Path(out), monitor or MonitorSettings()
     checkpoints = out / "checkpoints"
     model, tokenizer = language_model(local_folder(str(policy)), torch.float32)

@@ -308,9 +308,7 @@ class KeptReads:
         examples = own if len(own) else update[:1]
         used_R, reads = np.unique(self.reads_NK[examples], return_inverse=True)
         none = torch.empty(0, dtype=torch.int64)
-        batch = PackedBatch(
-            none, none, none, none, none, none, (), hidden_RH=self.take(self.places_R2[used_R])
-        )  # fmt: skip
+        batch = PackedBatch(none, none, none, none, none, none, (), hidden_RH=self.take(self.places_R2[used_R]))
         reads_NK = torch.from_numpy(reads.reshape(len(examples), -1))
         return MicroBatch(batch, examples, reads_NK, float(len(own) > 0))
 

@@ -45,7 +45,6 @@ class RunLog:
         self._step = len(kept)
 
     def update(self, line: dict[str, Any]) -> None:
-        """Log one update."""
         self._lines.append(line)
         self._send({f"train/{key}": line[key] for key in SENT})
         self._step += 1

@@ -54,14 +54,12 @@ class Checkpoints:
         self.keep = keep
 
     def last(self) -> Path | None:
-        """The newest checkpoint."""
         return max((path for path in self._all() if (path / STATE_FILE).exists()), default=None)
 
     def _all(self) -> list[Path]:
         return sorted(self.folder.glob("update-*")) if self.folder.is_dir() else []
 
     def updates_done(self) -> int:
-        """The number of updates in the newest checkpoint."""
         last = self.last()
         return 0 if last is None else int(_read_progress(last)["updates_done"])
 

@@ -151,7 +151,6 @@ def measure_margins(
 
 
 def write_margins(path: str | Path, pairs: Examples, log_odds_N2: Floats, model_hash: str) -> None:
-    """Write the margins of pairs as a Parquet table."""
     columns = [pairs.ids, *log_odds_N2.T, margins_of(log_odds_N2)]
     arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]
     hashes = pa.array([model_hash] * len(pairs), pa.string()).dictionary_encode()

@@ -140,7 +140,14 @@ def with_adapters(module: PrmModule, lora: Lora, seed: int) -> torch.nn.Module:
 
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
     torch.manual_seed(seed)
-    model: Any = get_peft_model(module, lora.config(modules_to_save=[module.head_name]))
+    try:
+        model: Any = get_peft_model(module, lora.config(modules_to_save=[module.head_name]))
+    except ValueError as error:
+        linear = (name for name, part in module.backbone.named_modules() if isinstance(part, torch.nn.Linear))
+        names = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+        raise ConfigError(
+            f"hardware.lora.targets = {list(lora.targets)}: {error} The model's linear layers are named {names}."
+        ) from error
     frozen_layers = {name.rsplit(".", 1)[0] for name in frozen}
     for name, parameter in model.named_parameters():
         if any(f".{layer}." in name for layer in frozen_layers):

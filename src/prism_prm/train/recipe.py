@@ -166,7 +166,6 @@ class Lora:
         check(self)
 
     def config(self, **more: Any) -> Any:
-        """As peft's `LoraConfig`."""
         from peft import LoraConfig
 
         return LoraConfig(
@@ -298,7 +297,6 @@ def check_places(recipe: Recipe) -> None:
 
 
 def check_data(recipe: Recipe) -> None:
-    """Raise if data is missing."""
     data = recipe.data
     if data.format != "auto":
         find_format(data.format)

@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from prism_prm.arrays import Floats, Ints
 from prism_prm.backends.load_prm import init_prm
 from prism_prm.backends.rivals import ImplicitPRM
 from prism_prm.config import to_toml
 from prism_prm.console import progress, say, silent_unless
 from prism_prm.curriculum import Binned, assign
+from prism_prm.data.build_pairs import PairRecipe, build_pairs
+from prism_prm.data.inputs import find_sources
 from prism_prm.data.pair_examples import Examples, Split
+from prism_prm.data.reader import Reader
+from prism_prm.data.same_problem import Exclusions, Splits
 from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.file_types import read_json
 from prism_prm.files import write_text
@@ -34,14 +39,11 @@ from prism_prm.train.log import RunLog, check_reporters
 from prism_prm.train.loop import TrainingRound
 from prism_prm.train.margins import fill_cache, histogram, margins_of, score_examples, write_margins
 from prism_prm.train.model import count_parameters, needs_sharding, prepare, save_trained, shard
-from prism_prm.train.recipe import Recipe, load_recipe
+from prism_prm.train.recipe import DataSettings, Recipe, load_recipe
 from prism_prm.train.validation import Validation, best_round
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-    from prism_prm.arrays import Floats, Ints
-    from prism_prm.train.recipe import DataSettings
 
 
 TRAIN, DATA, BASE = "train", "data", "0_base"
@@ -167,6 +169,8 @@ def train_prm(
 
         # The margins of the base PRM sort the pairs into rounds; every round starts from the PRM of the one before.
         results = {BASE: run.validate(BASE, base)}
+        if run.validation:
+            best_round(results, recipe.validation.criterion)  # raises before hours of training
         binned = run.sort_into_rounds(train, kinds, base)
         del base
         names = recipe.curriculum.round_names()
@@ -362,7 +366,6 @@ class _Stages:
 
 
 def data_folder(recipe: Recipe, run: Path) -> Path:
-    """The folder of the run's trees and pairs."""
     return Path(recipe.data.folder) if recipe.data.folder else run / DATA
 
 
@@ -378,10 +381,6 @@ def data_segmenter(data: Path) -> str | None:
 
 def make_data(recipe: Recipe, job: Job) -> None:
     """Make the run's trees and pairs from the recipe's inputs, unless they exist and the inputs have not changed."""
-    from prism_prm.data.build_pairs import PairRecipe, build_pairs
-    from prism_prm.data.reader import Reader
-    from prism_prm.data.same_problem import Exclusions, Splits
-
     settings = recipe.data
     if settings.folder:
         return
@@ -414,8 +413,6 @@ def check_inputs(recipe: Recipe, job: Job) -> None:
 
 def _hash_inputs(settings: DataSettings) -> dict[str, str | None]:
     """The hash of each input file; None for a hub dataset."""
-    from prism_prm.data.inputs import find_sources
-
     return {source.name: source.sha256() for source in find_sources([*settings.inputs, *settings.exclude])}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +17,12 @@ from prism_prm.data.pair_examples import Examples, Split, labeled_steps
 from prism_prm.errors import DataError
 from prism_prm.evaluate.measure import AUROCS, measure_rankings
 from prism_prm.metrics import RANKINGS, Ranking, Target, fnr, fpr, pairwise_accuracy, sum_counts
+from prism_prm.models.prm import PRM
 from prism_prm.stats import cluster_draws, number_clusters
 from prism_prm.store import ScoreStore, Share
 from prism_prm.train.batches import too_long
 from prism_prm.train.margins import score_examples
 from prism_prm.train.recipe import CRITERIA, ValidationSettings
-
-if TYPE_CHECKING:
-    from prism_prm.models.prm import PRM
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +132,7 @@ class Validation:
 
 def best_round(results: Mapping[str, Mapping[str, Any]], criterion: str) -> str:
     """The round with the best value of the criterion; of equals, the earlier one."""
-    missing = [name for name, result in results.items() if criterion not in result]
-    if missing:
+    if missing := [name for name, result in results.items() if criterion not in result]:
         raise DataError(
             f"validation.criterion = {criterion!r} was not measured in {missing}: the validation split has no pairs. "
             "Give it a larger share in data.split, or choose another criterion."

@@ -35,6 +35,7 @@ from prism_prm.lab.world.build import FORMAT, World, WorldSettings
 from prism_prm.lab.world.oracle import KINDS, CorruptedOracle, Kind, OracleScorer, solved
 from prism_prm.lab.world.problems import Problem
 from prism_prm.report import Report, percent
+from prism_prm.rl.alarm import read_run_file, read_trained_policy
 from prism_prm.search.curves import best_of
 
 AGGREGATOR = "min"
@@ -86,7 +87,6 @@ class CellTask:
 
     @property
     def key(self) -> str:
-        """A hash of the inputs."""
         return content_key(FORMAT, self.world.data.name, self.scorer.identity(), self.n)
 
     def measured(self) -> dict[str, float]:
@@ -130,15 +130,11 @@ class AsymmetryMap:
                 train_policies(list(self.trainings.values()))
 
     def cells(self) -> dict[Cell, dict[str, float]]:
-        """The results so far."""
         found = {cell: one.measured() for cell, one in self.tasks.items()}
-        if self.trainings:
-            from prism_prm.rl.alarm import read_run_file, read_trained_policy
-
-            for cell, one in self.trainings.items():
-                numbers = found.setdefault(cell, {})
-                if read_run_file(one.out).get("finished"):
-                    numbers[GRPO] = read_trained_policy(one.out).points[-1].mean(ANSWER)
+        for cell, one in self.trainings.items():
+            numbers = found.setdefault(cell, {})
+            if read_run_file(one.out).get("finished"):
+                numbers[GRPO] = read_trained_policy(one.out).points[-1].mean(ANSWER)
         return found
 
     def add_to(self, report: Report) -> None:

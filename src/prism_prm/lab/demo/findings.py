@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from prism_prm.lab.world.problems import Problem
 from prism_prm.lab.world.trees import PERTURBATIONS
 from prism_prm.metrics import Ranking, Target
 from prism_prm.report import NO_DATA, percent
-from prism_prm.rl.alarm import PROXY
+from prism_prm.rl.alarm import PROXY, TrainedPolicy
 from prism_prm.scorer import Scorer
 from prism_prm.search.curves import Curve, best_of, compute_curves
 from prism_prm.search.engine import SearchEngine
@@ -34,9 +34,6 @@ from prism_prm.search.grade_pool import GradedPool, StepScores, grade_pool
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.tree import SearchResult
 from prism_prm.stats import Interval, over_seeds
-
-if TYPE_CHECKING:
-    from prism_prm.rl.alarm import TrainedPolicy
 
 BASE = "base"
 NATURAL = "natural"
@@ -133,24 +130,24 @@ class StepNumbers:
     fpr: float
     fnr: float
     """Both on natural errors at threshold 0.5."""
-    fpr_at_tpr: dict[str, float]
+    fpr_at_tpr_90: dict[str, float]
     """By test set: the share of wrong steps above the threshold that keeps 90 % of the right ones."""
 
     @property
     def natural(self) -> float:
-        return self.fpr_at_tpr[NATURAL]
+        return self.fpr_at_tpr_90[NATURAL]
 
     @property
     def perturbed(self) -> float:
         """The mean over the classes of injected errors."""
-        return float(np.mean([self.fpr_at_tpr[kind] for kind in PERTURBATIONS]))
+        return float(np.mean([self.fpr_at_tpr_90[kind] for kind in PERTURBATIONS]))
 
 
 def measure_steps(steps: Steps) -> StepNumbers:
     """The metrics of one PRM; the threshold for TPR 90 is fitted on the right steps of the natural test set."""
     natural = steps.only_groups([NATURAL])
-    ranked = Measurer(natural, 0.5, num_draws=1).rankings(names=tuple(AUROCS))
-    rates = Measurer(natural, 0.5, num_draws=1).rates()
+    measurer = Measurer(natural, 0.5, num_draws=1)
+    ranked, rates = measurer.rankings(names=tuple(AUROCS)), measurer.rates()
     threshold = Ranking.of(natural.right, natural.probability).threshold(Target("tpr", TPR))
     by_group = Measurer(steps, threshold, num_draws=1).by_group()
     return StepNumbers(
@@ -169,12 +166,10 @@ def differences(a: Sequence[float], b: Sequence[float]) -> Interval:
 
 
 def find_curve(curves: Sequence[Curve], method: str, prm: str = "", aggregator: str = "") -> Curve:
-    """One of the curves of a pool."""
     return next(c for c in curves if (c.method, c.prm, c.aggregator) == (method, prm, aggregator))
 
 
 def at_n(curve: Curve, n: int) -> float:
-    """The accuracy of a curve at one n."""
     return curve.points[curve.ns.index(n)].value
 
 
@@ -230,10 +225,9 @@ class Findings:
 
     def of_class(self, prm: str, group: str) -> list[float]:
         """One FPR at the matched TPR per seed, on one test set."""
-        return self.of_steps(prm, lambda numbers: numbers.fpr_at_tpr[group])
+        return self.of_steps(prm, lambda numbers: numbers.fpr_at_tpr_90[group])
 
     def aggregator(self, prm: str) -> Choice[str]:
-        """The aggregator of a PRM, the same for all seeds."""
         return self.results[0].scored[prm].aggregator
 
     def of_pool(self, method: str, prm: str, n: int, *, far: bool = False) -> list[float]:
@@ -274,7 +268,6 @@ class Findings:
 
 
 def find(results: Sequence[SeedResult]) -> Findings:
-    """Measure everything."""
 
     def measure_pool(result: SeedResult, *, far: bool) -> tuple[GradedPool, list[Curve]]:
         """Grade the pool, and compute Best-of-N and votes of every PRM on the same draws."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+
 from prism_prm.backends.load_prm import init_prm
 from prism_prm.config import from_mapping
 from prism_prm.console import prefixed
@@ -29,8 +31,6 @@ def train_base(
 
 def train_by_recipe(folder: Path, name: str, recipe: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Train a PRM in a subfolder; returns the folder of the best round, and the validation of all rounds."""
-    from accelerate import Accelerator
-
     out = folder / f"{name}-{content_key(FORMAT, recipe)}"
     with prefixed(name), stoppable(lambda: f"of {name}"):
         finished = train_prm(from_mapping(Recipe, recipe), out, accelerator=Accelerator(cpu=True))

@@ -20,9 +20,10 @@ from prism_prm.lab.world.build import FORMAT, World, unseen_problems
 from prism_prm.lab.world.oracle import OracleScorer, judge, solved
 from prism_prm.lab.world.policy import prompt_of
 from prism_prm.lab.world.problems import ANSWER_MARK, Problem
+from prism_prm.rl.alarm import MonitorSettings, TrainedPolicy, read_run_file, read_trained_policy
+from prism_prm.steps import cut_steps
 
 if TYPE_CHECKING:
-    from prism_prm.rl.alarm import TrainedPolicy
     from prism_prm.rl.monitor import Rollout, Row, Truth
 
 T = TypeVar("T")
@@ -101,7 +102,6 @@ class OracleGold:
 
     def __call__(self, rows: Sequence[Row], written: Sequence[Rollout]) -> Truth:
         from prism_prm.rl.monitor import Truth
-        from prism_prm.steps import cut_steps
 
         right: dict[str, list[bool]] = {ANSWER: [], STEPS: []}
         answers: list[str | None] = []
@@ -122,6 +122,11 @@ def rl_problems(world: World, settings: Reinforcement) -> tuple[list[Problem], l
     return drawn[:count], drawn[count:]
 
 
+def rows_of(problems: Sequence[Problem]) -> list[Row]:
+    """Problems as the trainer and its rewards read them."""
+    return [{"prompt": prompt_of(one.text), "problem": one.text, "answer": one.answer} for one in problems]
+
+
 def policy_trainings(
     world: World,
     prms: Mapping[str, Path | OracleScorer],
@@ -130,10 +135,7 @@ def policy_trainings(
     folder: Path,
 ) -> list[PolicyTraining]:
     """One training per run; its PRM is in `prms`, and its folder is named by a hash of its inputs."""
-    train, held_out = (
-        [{"prompt": prompt_of(problem.text), "problem": problem.text, "answer": problem.answer} for problem in some]
-        for some in rl_problems(world, settings)
-    )
+    train, held_out = map(rows_of, rl_problems(world, settings))
     trainings = []
     for run in runs:
         prm = prms[run.prm]
@@ -151,7 +153,6 @@ def train_policy(one: PolicyTraining) -> None:
     import torch
 
     from prism_prm.backends.load_prm import load_prm
-    from prism_prm.rl.alarm import MonitorSettings
     from prism_prm.rl.reward import PRMReward
     from prism_prm.rl.trainer import train_with_reward
 
@@ -167,8 +168,6 @@ def train_policy(one: PolicyTraining) -> None:
 
 def train_policies(trainings: Sequence[PolicyTraining]) -> dict[PolicyRun, TrainedPolicy]:
     """Train the policies that are not trained yet, several in parallel; returns all. Runs must differ."""
-    from prism_prm.rl.alarm import read_run_file, read_trained_policy
-
     todo = [one for one in trainings if not read_run_file(one.out).get("finished")]
     run_in_processes("policies trained by TRL", train_policy, todo)
     return {one.run: read_trained_policy(one.out) for one in trainings}

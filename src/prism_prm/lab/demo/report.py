@@ -279,17 +279,7 @@ def _tabulate_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
 
 def _metrics(found: Findings) -> dict[str, Any]:
     def steps(numbers: Mapping[str, StepNumbers]) -> dict[str, Any]:
-        return {
-            name: {
-                "auroc": x.auroc,
-                "auroc_prefix": x.auroc_prefix,
-                "auroc_problem": x.auroc_problem,
-                "fpr": x.fpr,
-                "fnr": x.fnr,
-                "fpr_at_tpr_90": x.fpr_at_tpr,
-            }
-            for name, x in numbers.items()
-        }
+        return {name: asdict(one) for name, one in numbers.items()}
 
     def pool(curves: Sequence[Curve]) -> list[dict[str, Any]]:
         names = ("method", "prm", "aggregator", "ns")
@@ -313,7 +303,16 @@ def _metrics(found: Findings) -> dict[str, Any]:
         "guided": guided(far=False),
         "far_pool": [pool(curves) for curves in found.far_curves],
         "far_guided": guided(far=True) if found.far_steps else [],
-        "policies": policy_metrics(found),
+        "policies": [
+            {
+                run.name: {
+                    "looks": [{"update": point.update, **point.summary()} for point in result.policies[run].points],
+                    "alarms": {name: alarm and alarm.update for name, alarm in result.policies[run].alarms.items()},
+                }
+                for run in found.runs
+            }
+            for result in found.results
+        ],
         "over_optimization": over_optimization(found),
         "verdicts": [result.world.verdicts() for result in found.results],
     }
@@ -455,17 +454,3 @@ def over_optimization(found: Findings) -> dict[str, dict[str, dict[str, list[flo
             },
         }  # fmt: skip
     return lines
-
-
-def policy_metrics(found: Findings) -> list[dict[str, Any]]:
-    """All evaluation points of all policies, for metrics.json."""
-    return [
-        {
-            run.name: {
-                "looks": [{"update": point.update, **point.summary()} for point in result.policies[run].points],
-                "alarms": {name: alarm and alarm.update for name, alarm in result.policies[run].alarms.items()},
-            }
-            for run in found.runs
-        }
-        for result in found.results
-    ]

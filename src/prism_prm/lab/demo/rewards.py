@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 
 from prism_prm.aggregate import card_values, choose_threshold
 from prism_prm.backends.ensemble import Ensemble
@@ -27,25 +28,22 @@ from prism_prm.data.tables import write_trees
 from prism_prm.data.tasks import TaskGrader, TaskProblem
 from prism_prm.job import Job, content_key
 from prism_prm.lab.demo.prms import train_base, train_by_recipe
-from prism_prm.lab.demo.reinforcement import ANSWER, STREAM, OracleGold, Reinforcement
+from prism_prm.lab.demo.reinforcement import ANSWER, STREAM, OracleGold, Reinforcement, rows_of
 from prism_prm.lab.demo.settings import ARMS, DemoSettings
 from prism_prm.lab.world.build import FORMAT, World, load_policy, unseen_problems
 from prism_prm.lab.world.oracle import OracleScorer, OracleStep, judge_step
-from prism_prm.lab.world.policy import prompt_of
 from prism_prm.lab.world.problems import Problem
 from prism_prm.lab.world.trees import label_step, sample_trees
 from prism_prm.report import Report, percent
 from prism_prm.report.figures import finish, nested, styles
-from prism_prm.rl.exploits import num_pairs
+from prism_prm.rl.alarm import MonitorSettings, TrainedPolicy, read_trained_policy
+from prism_prm.rl.exploits import Exploits, find_exploits, num_pairs
+from prism_prm.rl.recipe import RoundSettings
+from prism_prm.rl.reward import PRMReward
 from prism_prm.scorer import Scorer
 from prism_prm.search.label_engine import by_answer
 from prism_prm.train.recipe import Recipe
 from prism_prm.tree import StepTree
-
-if TYPE_CHECKING:
-    from prism_prm.rl.alarm import TrainedPolicy
-    from prism_prm.rl.exploits import Exploits
-    from prism_prm.rl.recipe import RoundSettings
 
 OFF_POLICY_PARTS = 3
 """The off-policy control may use this many times the problems of a round to find as many pairs."""
@@ -67,8 +65,6 @@ class Rewarded:
     @property
     def trained(self) -> TrainedPolicy:
         """Its curve and alarms."""
-        from prism_prm.rl.alarm import read_trained_policy
-
         return read_trained_policy(self.folder)
 
 
@@ -97,8 +93,6 @@ class RewardStudy:
     @property
     def rounds(self) -> RoundSettings:
         """How exploits are sampled and labeled."""
-        from prism_prm.rl.recipe import RoundSettings
-
         sampling = Sampling(temperature=1.0, max_step_tokens=8, max_tokens=60)
         return RoundSettings(problems=self.num_problems, rollouts=8, rule="half", sampling=sampling)
 
@@ -114,18 +108,15 @@ class RewardStudy:
 
     @cached_property
     def prism(self) -> Path:
-        """PRISM (ours)."""
         return train_by_recipe(self.folder, "prism", self.recipe(self.prm_seed))[0]
 
-    def members(self, count: int = MEMBERS) -> list[Path]:
+    def members(self) -> list[Path]:
         """PRISM (ours) with other seeds, each from a base PRM of its own; the first is `prism`."""
-        seeds = [self.prm_seed + MEMBER_SEED * i for i in range(count)]
+        seeds = [self.prm_seed + MEMBER_SEED * i for i in range(MEMBERS)]
         return [train_by_recipe(self.folder, "prism", self.recipe(seed))[0] for seed in seeds]
 
     def retrain(self, trees: Sequence[Path], name: str) -> Path:
         """PRISM (ours) with more trees."""
-        from accelerate import Accelerator
-
         from prism_prm.rl.rounds import retrain
 
         recipe = from_mapping(Recipe, self.recipe(self.prm_seed))
@@ -144,19 +135,14 @@ class RewardStudy:
         self, name: str, prm: Path | Scorer, beta: float = 0.0, *, shape: bool = False, scale: str = "group"
     ) -> Rewarded:
         """Train a policy; `shape` clips scores at the threshold of the PRM's card and does not scale rewards."""
-        from prism_prm.rl.alarm import MonitorSettings
-        from prism_prm.rl.reward import PRMReward
         from prism_prm.rl.trainer import train_with_reward
 
         out = self.policies / f"{name}-{beta:g}"
         scorer = load_prm(prm, device="cpu", on_too_long="skip") if isinstance(prm, Path) else prm
-        rows = {
-            part: [{"prompt": prompt_of(one.text), "problem": one.text, "answer": one.answer} for one in problems]
-            for part, problems in self.problems.items()
-        }
+        train, held_out = (rows_of(self.problems[part]) for part in ("train", "held_out"))
         reward = PRMReward(scorer, "min", clip="card" if shape else None)
         train_with_reward(
-            self.world.policy, reward, train=rows["train"], held_out=rows["held_out"],
+            self.world.policy, reward, train=train, held_out=held_out,
             gold=OracleGold(self.world.settings.modulus), out=out,
             trainer=self.rl.trainer(beta, self.rl_seed) | {"scale_rewards": "none" if shape else scale},
             monitor=MonitorSettings(every=self.rl.every, votes=0),
@@ -167,8 +153,6 @@ class RewardStudy:
 
     def exploits(self, name: str, part: str, policy: Path, prm: Path, settings: RoundSettings, exact: bool) -> Exploits:
         """Sample and label the steps of a policy."""
-        from prism_prm.rl.exploits import find_exploits
-
         problems = [TaskProblem(one.text, one.answer, f"{part}-{i}") for i, one in enumerate(self.problems[part])]
         with (
             Job(self.policies / name) as job,
@@ -182,7 +166,6 @@ class RewardStudy:
             )  # fmt: skip
 
     def is_right(self, tree: StepTree, node: int) -> bool:
-        """The oracle's verdict on a node."""
         *prefix, text = tree.texts(tree.path(node))
         return judge_step(Problem.parse(tree.problem, self.world.settings.modulus), prefix, text) == "right"
 
@@ -273,21 +256,6 @@ def round_prm(study: RewardStudy, number: int, exact: bool) -> tuple[Path, dict[
 Reward = Callable[[RewardStudy, float], Rewarded]
 
 
-def static(study: RewardStudy, beta: float) -> Rewarded:
-    """PRISM (ours) as it is."""
-    return study.train("static", study.prism, beta)
-
-
-def shaped(study: RewardStudy, beta: float) -> Rewarded:
-    """Scores clipped at the threshold of the PRM's card, rewards not scaled."""
-    return study.train("shape", study.prism, beta, shape=True)
-
-
-def untrained_base(study: RewardStudy, beta: float) -> Rewarded:
-    """The base PRM."""
-    return study.train("base", study.base, beta)
-
-
 def after_rounds(number: int, *, exact: bool = False, shape: bool = False) -> Reward:
     """PRISM (ours), retrained on what earlier policies exploited."""
 
@@ -325,37 +293,32 @@ def off_policy(study: RewardStudy, beta: float) -> Rewarded:
     return replace(study.train("off-policy", prm, beta), facts=facts)
 
 
-def ensemble(rule: str) -> Reward:
+def ensemble(study: RewardStudy, beta: float) -> Rewarded:
     """PRMs with different seeds as one reward; none is retrained."""
-
-    def run(study: RewardStudy, beta: float) -> Rewarded:
-        scorer = Ensemble([load_prm(one, device="cpu", on_too_long="skip") for one in study.members()], rule)
-        return study.train(f"ensemble-{rule}", scorer, beta)
-
-    return run
+    rule = "mean-1std"
+    scorer = Ensemble([load_prm(one, device="cpu", on_too_long="skip") for one in study.members()], rule)
+    return study.train(f"ensemble-{rule}", scorer, beta)
 
 
 def noisy_oracle(scale: str) -> Reward:
     """The oracle with a small error, which shows what scaling rewards does by itself."""
-
-    def run(study: RewardStudy, beta: float) -> Rewarded:
-        return study.train(f"noisy-oracle-{scale}", NoisyOracle(study.world.settings.modulus), beta, scale=scale)
-
-    return run
+    return lambda study, beta: study.train(
+        f"noisy-oracle-{scale}", NoisyOracle(study.world.settings.modulus), beta, scale=scale
+    )
 
 
 REWARDS: dict[str, Reward] = {
-    "static": static,
+    "static": lambda study, beta: study.train("static", study.prism, beta),
     "rollouts-1": after_rounds(1),
     "rollouts-2": after_rounds(2),
     "off-policy": off_policy,
     "oracle-1": after_rounds(1, exact=True),
     "oracle-2": after_rounds(2, exact=True),
-    "shape": shaped,
+    "shape": lambda study, beta: study.train("shape", study.prism, beta, shape=True),
     "rollouts-2-shape": after_rounds(2, shape=True),
-    "ensemble": ensemble("mean-1std"),
+    "ensemble": ensemble,
     "rollouts-3": after_rounds(3),
-    "base": untrained_base,
+    "base": lambda study, beta: study.train("base", study.base, beta),
     "noisy-oracle-group": noisy_oracle("group"),
     "noisy-oracle-none": noisy_oracle("none"),
 }

@@ -32,9 +32,9 @@ LEVELS = np.linspace(0.01, 0.99, 99)
 """The TPRs at which curves are compared."""
 
 
-def fpr_at_tprs(tp: Floats, fp: Floats, levels: Floats = LEVELS) -> Floats:
-    """The FPR at the highest threshold that reaches each TPR."""
-    first = np.searchsorted(tp, levels * tp[-1] - 1e-9 * tp[-1])
+def fpr_at_tprs(tp: Floats, fp: Floats) -> Floats:
+    """The FPR at the highest threshold that reaches each TPR of LEVELS."""
+    first = np.searchsorted(tp, LEVELS * tp[-1] - 1e-9 * tp[-1])
     return np.asarray(fp[first] / fp[-1])
 
 
@@ -51,9 +51,8 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Dominance:
-    """FPR of A minus FPR of B at the TPRs in `levels`; negative is better."""
+    """FPR of A minus FPR of B at the TPRs in LEVELS; negative is better."""
 
-    levels: Floats
     fpr_a: Floats
     fpr_b: Floats
     low: Floats
@@ -85,7 +84,7 @@ def check_dominance(
     scaled = np.abs(deviations) / np.where(spread > 0, spread, 1)
     half = float(np.quantile(scaled.max(axis=1), 0.95)) * spread
     low, high = difference - half, difference + half
-    return Dominance(LEVELS, fpr_a, fpr_b, low, high, float(difference.max()), _verdict(difference, low, high))
+    return Dominance(fpr_a, fpr_b, low, high, float(difference.max()), _verdict(difference, low, high))
 
 
 def _verdict(difference: Floats, low: Floats, high: Floats) -> str:
@@ -164,14 +163,15 @@ def add_dominance(report: Report, bench: str, name_a: str, name_b: str, a: Steps
     if a.hard or b.hard or not a.right[judged].any() or not a.wrong[judged].any():
         report.text(f"### {bench}\n\nNot checked: it needs scores, and both right and wrong steps.")
         return
-    right, clusters = a.right[judged], a.step_cluster[judged]
+    right = a.right[judged]
+    problems, clusters = np.unique(a.step_cluster[judged], return_inverse=True)
     found = check_dominance(right, a.probability[judged], b.probability[judged], clusters, seed=seed)
     best = float((found.fpr_a - found.fpr_b).min())
     report.text(f"""
 ### {bench}: {name_a} against {name_b}
 
 At equal TPR, **{VERDICTS[found.verdict].format(a=name_a, b=name_b)}**. FPR of {name_a} minus FPR of {name_b}
-is {signed_percent(found.worst)} points at worst and {signed_percent(best)} at best, over {int(clusters.max()) + 1:,}
+is {signed_percent(found.worst)} points at worst and {signed_percent(best)} at best, over {len(problems):,}
 problems.
 """)
     rows = []
@@ -195,11 +195,11 @@ problems.
         "simultaneous for all TPRs.",
         alt=f"Difference of FPR between {name_a} and {name_b} over TPR: {percent(found.worst)} at worst",
     ) as axes:
-        axes.fill_between(found.levels, found.low, found.high, color=STYLES[0].color, alpha=0.2, linewidth=0)
-        axes.plot(found.levels, found.fpr_a - found.fpr_b, color=STYLES[0].color)
+        axes.fill_between(LEVELS, found.low, found.high, color=STYLES[0].color, alpha=0.2, linewidth=0)
+        axes.plot(LEVELS, found.fpr_a - found.fpr_b, color=STYLES[0].color)
         axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
         finish(axes, "TPR (%)", "difference of FPR (points)", percent="xy")
     report.metrics.setdefault("dominance", {})[bench] = {
-        "a": name_a, "b": name_b, "verdict": found.verdict, "worst": found.worst, "tpr": found.levels,
+        "a": name_a, "b": name_b, "verdict": found.verdict, "worst": found.worst, "tpr": LEVELS,
         "fpr_a": found.fpr_a, "fpr_b": found.fpr_b, "low": found.low, "high": found.high,
     }  # fmt: skip

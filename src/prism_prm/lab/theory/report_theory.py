@@ -18,15 +18,7 @@ from prism_prm.data.inputs import find_sources, keep_inputs
 from prism_prm.errors import ConfigError
 from prism_prm.job import Job
 from prism_prm.lab.theory import closed_forms, simulation
-from prism_prm.report import (
-    STYLES,
-    Report,
-    draw_curve,
-    finish,
-    number,
-    percent,
-    styles,
-)
+from prism_prm.report import STYLES, Report, draw_curve, finish, number, percent, styles
 
 NUM_TRIALS = 50_000
 FIGURE_N = 2 ** np.arange(0, 11)
@@ -263,7 +255,7 @@ difference between the two figures is what pairwise training gains from labels t
 """)
     for one in (simulation.SimulationSettings(labels="relative"), simulation.SimulationSettings(labels="absolute")):
         result = simulation.simulate(one)
-        edges = result.edges
+        edges = simulation.EDGES
         with report.figure(
             f"simulation-{one.labels}",
             caption=f"{one.labels.capitalize()} labels: pairs ranked correctly by true margin; {len(one.seeds)} seeds, "

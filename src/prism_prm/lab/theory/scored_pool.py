@@ -8,13 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prism_prm.aggregate import (
-    CardValues,
-    Choice,
-    choose_aggregator,
-    choose_threshold,
-    solution_score,
-)
+from prism_prm.aggregate import CardValues, Choice, choose_aggregator, choose_threshold, solution_score
 from prism_prm.arrays import Bools, Floats
 from prism_prm.data.pools import read_pool
 from prism_prm.data.tasks import TaskGrader

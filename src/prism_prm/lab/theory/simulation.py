@@ -43,8 +43,6 @@ class SimulationSettings:
 class SimulationResult:
     """Pairwise accuracy per bin of the true margin. Test pairs share a network, so intervals are over seeds."""
 
-    settings: SimulationSettings
-    edges: Floats
     accuracy: dict[str, list[Interval]]
     """Objective → one interval per bin."""
     overall: dict[str, Interval]
@@ -127,6 +125,4 @@ def simulate(settings: SimulationSettings | None = None) -> SimulationResult:
         ]
         for name, per_seed in hits.items()
     }
-    return SimulationResult(
-        settings, EDGES, by_bin, {name: over_seeds(values) for name, values in seeds.items()}, seeds
-    )
+    return SimulationResult(by_bin, {name: over_seeds(values) for name, values in seeds.items()}, seeds)

@@ -81,25 +81,24 @@ class WorldSettings:
 
     @property
     def modulus(self) -> int:
-        """The one modulus of all problems."""
         return self.problems.modulus
 
 
-_DEMO = WorldSettings()
-_QUICK = WorldSettings(
-    pretraining=ProblemSettings(5, "+-", 2, 4),
-    problems=ProblemSettings(5, "+-", 2, 3),
-    far_problems=ProblemSettings(5, "+-", 4, 4),
-    policy=TinyPolicySettings(layers=2, hidden=32, heads=2, batch=32),
-    far_policy=TinyPolicySettings(layers=2, hidden=24, heads=2, batch=32, target=0.6, backbone_target=0.0),
-    base_trees=600,
-    pair_trees=150,
-    test_trees=60,
-    pool_problems=40,
-    pool_size=8,
-)
-
-WORLDS = {"demo": _DEMO, "quick": _QUICK}
+WORLDS = {
+    "demo": WorldSettings(),
+    "quick": WorldSettings(
+        pretraining=ProblemSettings(5, "+-", 2, 4),
+        problems=ProblemSettings(5, "+-", 2, 3),
+        far_problems=ProblemSettings(5, "+-", 4, 4),
+        policy=TinyPolicySettings(layers=2, hidden=32, heads=2, batch=32),
+        far_policy=TinyPolicySettings(layers=2, hidden=24, heads=2, batch=32, target=0.6, backbone_target=0.0),
+        base_trees=600,
+        pair_trees=150,
+        test_trees=60,
+        pool_problems=40,
+        pool_size=8,
+    ),
+}
 """`demo` is the world of `prism demo`; `quick` is small enough for tests."""
 
 

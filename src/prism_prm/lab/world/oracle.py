@@ -48,9 +48,8 @@ VERDICTS: dict[Verdict, str] = {
 }
 """Verdict → meaning; the first that fits, in the order of `_judge`, is returned."""
 
-ERRORS: tuple[Verdict, ...] = tuple(verdict for verdict in VERDICTS if verdict != "right")
-
 _STEP = re.compile(r"(\d+)([-+*])(\d+)=(\d+)")
+_ANSWER = re.compile(rf"{ANSWER_MARK}\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +97,6 @@ def _read(step: str) -> _Equation | None:
     return _Equation(int(found[1]), Operation(found[2], int(found[3])), int(found[4]))
 
 
-def _is_answer(step: str) -> bool:
-    return step.startswith(ANSWER_MARK) and step.removeprefix(ANSWER_MARK).isdecimal()
-
-
 def _ahead(state: State, operation: Operation) -> int | None:
     """The distance of `operation` from the next operation, 0 for the next itself; None if it is not ahead."""
     rest = state.problem.operations[state.done :]
@@ -112,7 +107,7 @@ def _judge(state: State, step: str) -> Verdict:
     if step == state.right_step():
         return "right"
     equation = _read(step)
-    if equation is None and not _is_answer(step):
+    if equation is None and not _ANSWER.fullmatch(step):
         return "malformed"
     if state.answered:
         return "redundant"
@@ -135,21 +130,13 @@ def _judge(state: State, step: str) -> Verdict:
 def advance(state: State, step: str) -> tuple[Verdict, State]:
     """The verdict on a step, and the state after it, which continues from what was written."""
     verdict = _judge(state, step)
-    after = replace(state, taken=state.taken | {step}, answered=state.answered or _is_answer(step))
+    after = replace(state, taken=state.taken | {step}, answered=state.answered or bool(_ANSWER.fullmatch(step)))
     equation = _read(step)
     if verdict in ("malformed", "redundant", "circular") or equation is None:
         return verdict, after  # nothing new was derived: the value and the next operation do not change
     # An invented operation replaces the next one, if there is one.
     passed = min(state.done + (_ahead(state, equation.operation) or 0) + 1, len(state.problem.operations))
     return verdict, replace(after, done=passed, value=equation.result, before=equation.left, last=equation.operation)
-
-
-def state_after(problem: Problem, steps: Sequence[str]) -> State:
-    """The state of a solution after any steps."""
-    state = State.start(problem)
-    for step in steps:
-        _, state = advance(state, step)
-    return state
 
 
 def judge(problem: Problem, steps: Sequence[str]) -> list[Verdict]:
@@ -164,7 +151,7 @@ def judge(problem: Problem, steps: Sequence[str]) -> list[Verdict]:
 
 def judge_step(problem: Problem, prefix: Sequence[str], step: str) -> Verdict:
     """The verdict on one step after a prefix."""
-    return advance(state_after(problem, prefix), step)[0]
+    return judge(problem, [*prefix, step])[-1]
 
 
 def solved(problem: Problem, steps: Sequence[str]) -> bool:
@@ -226,11 +213,9 @@ class OracleScorer(Scorer):
         return right
 
     def start(self, problem: str, sample: int = 0) -> OracleStep:
-        """The root of a problem."""
         return OracleStep((problem,), State.start(Problem.parse(problem, self.modulus)), sample)
 
     def extend(self, parent: OracleStep, text: str) -> OracleStep:
-        """Judge one more step."""
         verdict, state = advance(parent.state, text)
         path = (*parent.path, text)
         called_right = self.says(path, parent.sample, verdict == "right")
@@ -298,7 +283,7 @@ class CorruptedOracle(OracleScorer):
 
     def says(self, path: tuple[str, ...], sample: int, right: bool) -> bool:
         """The truth, or its opposite at the rate alpha or beta."""
-        about = (*path, sample) if self.kind == "independent" else path[-1:]
+        about = (*path, sample) if self.by_sample else path[-1:]
         errs = _chance(self.seed, right, about) < (self.beta if right else self.alpha)
         return right != errs
 

@@ -30,10 +30,9 @@ STEP_SEPARATOR = "<extra_0>"
 SPECIALS = (PAD, UNKNOWN, TURN_START, TURN_END, STEP_SEPARATOR)
 FRAME = ("user\n", "assistant\n", "\n")
 """What the chat template writes around a problem; no solution contains it."""
-LONE_MARK = ANSWER_MARK.strip()
-"""An answer mark without a number, as it is left when a text is split into steps: a PRM must be able to read it."""
-UNDRAWN = (*FRAME, LONE_MARK)
-"""Words that a policy never writes."""
+UNDRAWN = (*FRAME, ANSWER_MARK.strip())
+"""Words that a policy never writes. The last is left of an answer mark without a number when a text is split into
+steps: a PRM must be able to read it."""
 LAYOUT = (*UNDRAWN, STEP_END, ANSWER_MARK)
 
 CHAT_TEMPLATE = (

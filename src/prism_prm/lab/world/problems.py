@@ -59,7 +59,6 @@ class Operation:
     operand: int
 
     def apply(self, value: int, modulus: int) -> int:
-        """The result of the operation on `value`."""
         return int(OPERATORS[self.operator](value, self.operand)) % modulus
 
     def __str__(self) -> str:
@@ -81,7 +80,6 @@ class Problem:
 
     @classmethod
     def parse(cls, text: str, modulus: int = 10) -> Problem:
-        """Read a problem's text."""
         found = _PROBLEM.fullmatch(text)
         if found is None:
             raise DataError(f"{text!r} is not a problem of the world. One looks like 7+6*3-4.", reason="not-a-problem")
@@ -100,7 +98,6 @@ class Problem:
 
     @property
     def answer(self) -> str:
-        """The answer as text."""
         return str(self.values()[-1])
 
     def solution(self) -> list[str]:
@@ -116,7 +113,6 @@ def operations_of(settings: ProblemSettings) -> dict[str, list[int]]:
 
 
 def draw_problem(settings: ProblemSettings, rng: np.random.Generator) -> Problem:
-    """One random problem."""
     count = int(rng.integers(settings.min_operations, settings.max_operations + 1))
     operands = operations_of(settings)
     draws = rng.integers(0, 2**31, size=(count, 2)).tolist()

@@ -28,7 +28,6 @@ class TokenSampler:
     """Tokens that are never drawn."""
 
     def draw(self, logits_BV: torch.Tensor) -> torch.Tensor:
-        """One token per row."""
         if self.banned:
             logits_BV = logits_BV.index_fill(1, torch.tensor(list(self.banned)), -torch.inf)
         if self.temperature == 0:

@@ -161,3 +161,10 @@ def logged(outcome: Judged) -> dict[str, float]:
         "prm": outcome.prm_reward, "bonus": outcome.bonus, "gated": float(outcome.gated), "cut": float(outcome.cut),
         "steps": float(len(outcome.steps)), "unreadable_steps": float(outcome.num_unreadable),
     }  # fmt: skip
+
+
+def step_scores(outcome: Judged) -> dict[str, list[Any]]:
+    """The steps and P(right) of each for a JSON file, which has no NaN: a step that could not be read has None."""
+    return {
+        "steps": list(outcome.steps), "probabilities": [None if p != p else p for p in outcome.probabilities]
+    }  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prism_prm.rl.connectors.batcher import RewardFailure, configured_batcher, logged
+from prism_prm.rl.connectors.batcher import RewardFailure, configured_batcher, logged, step_scores
 from prism_prm.rl.reward import problem_text
 from prism_prm.steps import STOP
 
@@ -26,10 +26,7 @@ async def prm_reward(task: Any, trace: Any) -> float:
         )  # fmt: skip
     except Exception as error:
         raise RewardFailure(f"{type(error).__name__}: {error}") from error
-    trace.info["prm"] = {
-        "steps": list(outcome.steps), "probabilities": [_number(p) for p in outcome.probabilities],
-        "answer": outcome.answer,
-    }  # fmt: skip
+    trace.info["prm"] = {**step_scores(outcome), "answer": outcome.answer}
     trace.record_metrics({f"prm/{name}": value for name, value in logged(outcome).items()})
     return outcome.reward
 
@@ -39,8 +36,3 @@ def _problem(task: Any) -> str:
     if isinstance(given, str):
         return given.strip()
     return problem_text([message.model_dump() for message in given or []])
-
-
-def _number(p: float) -> float | None:
-    """NaN, for a step that could not be read, is not JSON."""
-    return None if p != p else p
