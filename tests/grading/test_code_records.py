@@ -19,7 +19,6 @@ from prism_prm.errors import DataError, PrismError
 from prism_prm.grading.code_benchmarks import ERRATA, LIVECODEBENCH_PRELUDE, read_asserts, read_examples
 from prism_prm.grading.problems import Case, Packed, ProgramTests, TaskProblem, read_reference, unpack
 
-
 DEEP = "[" * 100_000
 """Nested too deeply to be parsed."""
 
@@ -44,7 +43,7 @@ def test_livecodebench_reads_from_standard_input() -> None:
 
 def test_livecodebench_refuses_metadata_that_cannot_be_read() -> None:
     for metadata in ("{", "[]", DEEP):
-        with pytest.raises(DataError, match="`metadata` is .*, expected a JSON object"):
+        with pytest.raises(DataError, match=r"`metadata` is .*, expected a JSON object"):
             problem_of(stdin_record() | {"metadata": metadata})
 
 
