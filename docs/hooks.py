@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import json
 import os
 import re
 import types
@@ -29,7 +30,7 @@ from mkdocs.structure.pages import Page
 
 import prism_prm
 from prism_prm.cli.options import COMMANDS, GROUPED, Command, is_repeated, load, metavar, parameter_name
-from prism_prm.config import settings_of, settings_table
+from prism_prm.config import settings_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -170,10 +171,32 @@ def _settings(cls: type, places: dict[str, list[str]]) -> str:
 
 
 def _own_settings(cls: type) -> str:
-    """The table of a class without the rows of its sections; "" if it has sections only."""
-    head, ruler, *rows = settings_table(cls).splitlines()
-    own = [row for row in rows if not re.match(r"\| `\w+\.", row)]
-    return "\n".join([head, ruler, *own]) + "\n" if own else ""
+    """A table of the settings of a class without those of its sections; "" if it has sections only."""
+    settings = settings_of(cls)
+    rows = [
+        [f"`{name}`", one.shown or _default(one.default), _values(one.hint), one.text]
+        for name, one in settings.items()
+        if "." not in name
+    ]
+    table = [["setting", "default", "values", ""], ["---"] * 4, *rows]
+    if not any(_values(one.hint) for one in settings.values()):
+        table = [[name, default, text] for name, default, _, text in table]
+    return "".join(f"| {' | '.join(row)} |\n" for row in table) if rows else ""
+
+
+def _values(hint: Any) -> str:
+    """The words that a type allows, as in `Literal["a", "b"] | None` or a tuple of them; "" if it allows any."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(f"`{word}`" for word in parts)
+    words = "".join(map(_values, parts))
+    return f"{words}, or a number" if words and {int, float} & set(parts) else words
+
+
+def _default(value: Any) -> str:
+    if value is dataclasses.MISSING:
+        return "must be given"
+    return "none" if value is None else f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
 @functools.cache

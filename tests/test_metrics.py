@@ -285,9 +285,9 @@ def test_processbench_by_hand() -> None:
 def test_pairs_by_hand() -> None:
     chosen, rejected = np.array([0.9, 0.5, 0.2, 0.7]), np.array([0.1, 0.5, 0.3, 0.55])
     assert metrics.pairwise_accuracy(chosen, rejected).tolist() == [1, 0.5, 0, 1]
-    bins = metrics.pairwise_by_margin(chosen, rejected, np.array([0, 0.125, 0.5, 1.0]))
+    bins = metrics.pairs_by_margin(chosen - rejected, np.array([0, 0.125, 0.5, 1.0]))
     assert [b.tolist() for b in bins] == [[1, 2], [3], [0]]
-    other = metrics.pairwise_by_margin(chosen, rejected, np.array([0, 0.5, 1.0]), np.array([0.0, 0.5, -1.0, 0.2]))
+    other = metrics.pairs_by_margin(np.array([0.0, 0.5, -1.0, 0.2]), np.array([0, 0.5, 1.0]))
     assert [b.tolist() for b in other] == [[0, 3], [1, 2]]
 
 

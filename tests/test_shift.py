@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prism_prm.arrays import Bools, Floats
-from prism_prm.metrics import Shifts, log_odds
+from prism_prm.metrics import Ranking, Shifts, log_odds
 
 
 def moved(scores: Floats, shift: float) -> Floats:
@@ -35,7 +35,7 @@ def test_the_fit_is_the_nearest_of_all_shifts(seed: int) -> None:
     scores = rng.random(num).round(1) if seed % 2 else rng.random(num).round(6)
     right, of, threshold = rng.random(num) < 0.6, rng.integers(clusters, size=num), float(rng.choice([0.3, 0.5, 0.85]))
     other = rng.random(num) < 0.5
-    shifts = Shifts.of(right, scores)
+    shifts = Shifts(Ranking.of(right, scores))
     for _ in range(5):
         weight = rng.integers(3, size=clusters)
         each = weight[of].astype(float)
@@ -56,14 +56,14 @@ def test_the_fit_is_the_nearest_of_all_shifts(seed: int) -> None:
 
 def test_scores_of_zero_and_one_stay() -> None:
     right = np.array([True, False, True, False, True])
-    shifts = Shifts.of(right, np.array([1.0, 1.0, 0.7, 0.0, 0.0]))
+    shifts = Shifts(Ranking.of(right, np.array([1.0, 1.0, 0.7, 0.0, 0.0])))
     assert shifts.counts().tolist() == [[1, 1, 1, 2], [2, 1, 1, 1]], "0.7 alone can be judged either way"
     bad, good = shifts.amounts(0.5)
     assert (good, bad) == (0.0, pytest.approx(log_odds(0.5) - log_odds(0.7), abs=1e-5))
 
 
 def test_no_shift_is_named_where_none_is_needed_and_the_middle_elsewhere() -> None:
-    shifts = Shifts.of(np.array([True, False]), np.array([0.9, 0.6]))
+    shifts = Shifts(Ranking.of(np.array([True, False]), np.array([0.9, 0.6])))
     low, middle, high = shifts.amounts(0.5)
     assert high == 0, "both are above the threshold already"
     assert middle == pytest.approx(-(log_odds(0.9) + log_odds(0.6)) / 2)

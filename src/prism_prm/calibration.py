@@ -58,12 +58,9 @@ class Calibration:
         if (self.method == "none") != (not self.log_odds) or len(self.log_odds) != len(self.values):
             raise SettingError("values", self.values, "must be as many as `log_odds`, and none without a method")
         for name in ("log_odds", "values"):
-            rises = np.diff(np.array(getattr(self, name)))
-            if (
-                not np.isfinite(getattr(self, name)).all()
-                or not (rises >= 0).all()
-                or (name == "log_odds" and 0 in rises)
-            ):
+            numbers = np.array(getattr(self, name))
+            rises = np.diff(numbers)
+            if not np.isfinite(numbers).all() or (rises < 0).any() or (name == "log_odds" and 0 in rises):
                 raise SettingError(name, getattr(self, name), "must be finite numbers that rise")
 
     def apply(self, log_odds: Floats) -> Floats:

@@ -12,7 +12,6 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import json
 import math
 import numbers
 import re
@@ -380,34 +379,6 @@ def _field_texts(cls: type) -> dict[str, str]:
             ):
                 found[ast.unparse(line.target)] = " ".join(str(below.value.value).split())
     return found
-
-
-def settings_table(cls: type) -> str:
-    """The settings of a class for the docs: a Markdown table of names, defaults, allowed values and meanings."""
-    settings = settings_of(cls)
-    rows = [
-        [f"`{name}`", setting.shown or _shown(setting.default), _values(setting.hint), setting.text]
-        for name, setting in settings.items()
-    ]
-    table = [["setting", "default", "values", ""], ["---"] * 4, *rows]
-    if not any(values for _, _, values, _ in rows):
-        table = [[name, default, text] for name, default, _, text in table]
-    return "".join(f"| {' | '.join(row)} |\n" for row in table)
-
-
-def _values(hint: Any) -> str:
-    """The words that a type allows, as in `Literal["a", "b"] | None` or a tuple of them; "" if it allows any."""
-    parts = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal:
-        return ", ".join(f"`{word}`" for word in parts)
-    words = "".join(map(_values, parts))
-    return f"{words}, or a number" if words and {int, float} & set(parts) else words
-
-
-def _shown(default: Any) -> str:
-    if default is dataclasses.MISSING:
-        return "must be given"
-    return "none" if default is None else f"`{json.dumps(default, ensure_ascii=False)}`"
 
 
 def to_toml(config: Any) -> str:

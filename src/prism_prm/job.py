@@ -26,7 +26,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -179,10 +178,8 @@ class Job:
         self._lock.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._lock.__exit__(*error)
 
     def write_settings(self, settings: Any) -> None:
         """Write settings.toml. Call it only after the settings were checked against earlier work in the folder."""
@@ -402,9 +399,7 @@ class Journal(Generic[T]):
     def __enter__(self) -> Journal[T]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lines.close()
 
 

@@ -108,9 +108,7 @@ class Objective:
         right_P = pointwise(chosen_P, chosen_P.new_ones(chosen_P.shape), *weights)
         if self.name == "hybrid" and self.anchor_on == "chosen":
             return right_P
-        wrong_P = pointwise(
-            rejected_P, rejected_P.new_zeros(rejected_P.shape), self.positive_weight, self.negative_weight
-        )
+        wrong_P = pointwise(rejected_P, rejected_P.new_zeros(rejected_P.shape), *weights)
         return (right_P + wrong_P) / 2
 
 

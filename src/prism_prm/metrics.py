@@ -7,7 +7,7 @@ threshold; metrics per solution (first errors, ProcessBench); shifts of the log-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -129,10 +129,9 @@ def reliability(right: Bools, probability: Floats, num_bins: int = 10) -> dict[s
     column = np.minimum((probability * num_bins).astype(np.int64), num_bins - 1)
     steps = np.bincount(column, minlength=num_bins)
     used = steps > 0
-    means = (np.bincount(column, weights, num_bins)[used] / steps[used] for weights in (probability, right))
-    return dict(zip(("probability", "right"), (mean.tolist() for mean in means), strict=True)) | {
-        "steps": steps[used].tolist()
-    }
+    columns = {"probability": probability, "right": right}
+    means = {name: np.bincount(column, values, num_bins)[used] / steps[used] for name, values in columns.items()}
+    return {name: values.tolist() for name, values in (means | {"steps": steps[used]}).items()}
 
 
 # Rankings: ties count half. Steps are sorted once. A bootstrap draw is then a weight per step, and every metric is a
@@ -145,15 +144,11 @@ def _product_sum(a: Floats, b: Floats) -> float:
 
 
 def _auroc(tp: Floats, fp: Floats) -> float:
-    if tp[-1] == 0 or fp[-1] == 0:
-        return np.nan
     return float(_product_sum(np.diff(fp), tp[1:] + tp[:-1]) / (2 * tp[-1] * fp[-1]))
 
 
 def _auprc(tp: Floats, fp: Floats) -> float:
     """Average precision: precision at each threshold, weighted by the recall it adds."""
-    if tp[-1] == 0 or fp[-1] == 0:
-        return np.nan
     judged = tp[1:] + fp[1:]
     return float(_product_sum(np.diff(tp), tp[1:] / np.maximum(judged, 1)) / tp[-1])
 
@@ -165,8 +160,6 @@ def _auprc_errors(tp: Floats, fp: Floats) -> float:
 
 def _fpr_at(target: float) -> Callable[[Floats, Floats], float]:
     def fpr_at_tpr(tp: Floats, fp: Floats) -> float:
-        if tp[-1] == 0 or fp[-1] == 0:
-            return np.nan
         # The counts are whole numbers: half a step of slack keeps 0.95 · 20 = 19 exact.
         first = int(np.searchsorted(tp, target * tp[-1] - 1e-9 * tp[-1]))
         return float(fp[first] / fp[-1])
@@ -182,7 +175,9 @@ RANKINGS: dict[str, Callable[[Floats, Floats], float]] = {
     "fpr_at_tpr_90": _fpr_at(0.90),
     "fpr_at_tpr_95": _fpr_at(0.95),
 }
-"""Name → function of cumulative right and wrong steps (starting with 0) at thresholds from high to low."""
+"""Name → function of cumulative right and wrong steps (starting with 0) at thresholds from high to low.
+
+There must be both right and wrong steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,24 +278,20 @@ class Ranking:
         np.subtract(every, right, out=fp[1:], casting="unsafe")
         return tp, fp
 
-    def metrics(self) -> dict[str, float]:
-        """Every metric of RANKINGS; NaN unless there are both right and wrong steps."""
-        if len(self.order) == 0:
-            return dict.fromkeys(RANKINGS, np.nan)
-        tp, fp = self.cumulative()
-        return {name: metric(tp, fp) for name, metric in RANKINGS.items()}
+    def metrics(self, names: Sequence[str] = tuple(RANKINGS), weights: Ints | None = None) -> dict[str, float]:
+        """These metrics; NaN unless there are both right and wrong steps. Weights are per SORTED step."""
+        tp, fp = self.cumulative(weights)
+        if tp[-1] == 0 or fp[-1] == 0:
+            return dict.fromkeys(names, np.nan)
+        return {name: RANKINGS[name](tp, fp) for name in names}
 
     def resampled(
-        self, clusters: Ints, draws: ClusterDraws, names: tuple[str, ...] = tuple(RANKINGS)
+        self, clusters: Ints, draws: ClusterDraws, names: Sequence[str] = tuple(RANKINGS)
     ) -> dict[str, Floats]:
-        """The metrics `names` of every draw; `clusters` are per step in the original order."""
-        sorted_clusters = clusters[self.order]
-        values = np.full((len(names), len(draws)), np.nan)
-        if len(self.order):
-            for i, draw in enumerate(draws):
-                tp, fp = self.cumulative(draw[sorted_clusters])
-                values[:, i] = [RANKINGS[name](tp, fp) for name in names]
-        return dict(zip(names, values, strict=True))
+        """These metrics of every draw; `clusters` are per step in the original order."""
+        ordered = clusters[self.order]
+        found = [self.metrics(names, draw[ordered]) for draw in draws]
+        return {name: np.array([metrics[name] for metrics in found]) for name in names}
 
     def error_curve(self, thresholds: Floats) -> tuple[Floats, Floats]:
         """FPR and FNR at each threshold; a step is good iff its score > threshold."""
@@ -350,12 +341,9 @@ def pairwise_accuracy(chosen: Floats, rejected: Floats) -> Floats:
     return np.where(chosen > rejected, 1.0, np.where(chosen == rejected, 0.5, 0.0))
 
 
-def pairwise_by_margin(chosen: Floats, rejected: Floats, edges: Floats, margins: Floats | None = None) -> list[Ints]:
-    """The pairs in each bin [edge, next edge) of |margin|; the last bin includes its upper edge.
-
-    The margin is the scores' own difference unless `margins` gives another (a true one, or another model's).
-    """
-    size = np.abs(chosen - rejected if margins is None else margins)
+def pairs_by_margin(margins: Floats, edges: Floats) -> list[Ints]:
+    """The pairs in each bin [edge, next edge) of |margin|; the last bin includes its upper edge."""
+    size = np.abs(margins)
     bins = np.digitize(size, edges[1:-1])
     inside = (size >= edges[0]) & (size <= edges[-1])
     return [np.flatnonzero(inside & (bins == i)) for i in range(len(edges) - 1)]
@@ -434,11 +422,6 @@ class Shifts:
     """All verdicts that a shift can give: the k highest distinct scores are judged good, for every possible k."""
 
     ranking: Ranking
-
-    @classmethod
-    def of(cls, right: Bools, scores: Floats) -> Shifts:
-        """Sort the steps."""
-        return cls(Ranking.of(right, scores))
 
     @cached_property
     def cuts(self) -> Ints:

@@ -59,10 +59,6 @@ class Plugins(Generic[T]):
             ) from error
         return self._checked(found, name, entry.value)
 
-    def added(self) -> dict[str, T]:
-        """Load the values of all other packages."""
-        return {name: self.find(name) for name in self.names() if name not in self.own}
-
     def from_file(self, name: str) -> tuple[T, str]:
         """Run the file of `my_file.py:Name`; returns the value and the file's SHA-256."""
         file, _, value = name.rpartition(":")

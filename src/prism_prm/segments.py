@@ -20,7 +20,6 @@ from prism_prm.errors import ConfigError
 from prism_prm.steps import STOP, Span, code_blocks, code_lines, marked, trimmed, unfinished_code
 from prism_prm.tree import ROOT, StepTree
 
-Role = Literal["thinking", "response"]
 OPEN, CLOSE = "<think>", "</think>"
 """The tags around thinking. Chat templates may write the first one into the prompt."""
 DEFAULT_SEGMENTER = "paragraph"
@@ -60,13 +59,13 @@ _SENTENCE = re.compile(r"(?<![.!?])[.!?]++[\"'”’)\]*]*+(?:[ \t]+|\s*\n\s*)|\
 _NO_END = re.compile(r"(?:\b(?:e\.g|i\.e|cf|vs|etc|resp|approx|eq|Eq|Fig|Dr|Mr|Ms)|(?:^|\n)[ \t]*\d{1,3})\Z")
 """What a period after it does not end: an abbreviation, the number of an item. A variable often ends a sentence."""
 _FENCE = ("```", "~~~")
-"""How a line starts that begins or ends a block of code."""
+"""The start of a line that opens or closes a block of code."""
 _STATEMENT = re.compile(
     r"""[ \t]*(?:(?:assert|break|class|continue|def|del|elif|except|finally|global|import|nonlocal|pass|raise|return|try
     |while|with)(?=\W) | (?:else|for|if)\b[^\n]*:[ \t]*\n)""",
     re.VERBOSE,
 )
-"""A line that cannot be inside of brackets: before it, one was never closed."""
+"""A line that cannot be inside brackets: one that is open there was never closed."""
 
 
 def blocks(text: str) -> Iterator[Span]:
@@ -88,14 +87,10 @@ def blocks(text: str) -> Iterator[Span]:
         yield start, at
 
 
-def _outside(text: str, borders: Sequence[int], kept: Iterator[Span]) -> list[int]:
-    """The borders that are not inside of a span."""
-    inside = marked(text, kept)
+def _outside_blocks(text: str, borders: Sequence[int]) -> list[int]:
+    """The borders that are not inside of code or a displayed formula."""
+    inside = marked(text, blocks(text))
     return [border for border in borders if border >= len(text) or not (inside[border] and inside[border - 1])]
-
-
-def _ends(pattern: re.Pattern[str], text: str) -> list[int]:
-    return [match.end() for match in pattern.finditer(text)]
 
 
 def _paragraphs(text: str, _: int) -> list[int]:
@@ -107,7 +102,7 @@ def _paragraphs(text: str, _: int) -> list[int]:
 def _thinking(text: str, budget: int) -> list[int]:
     """Blank lines outside of code and displayed formulas, but not after a heading or a line that ends with a colon; in
     thinking, only once a step has `budget` tokens."""
-    found = _outside(text, _ends(_BLANK_LINE, text), blocks(text))
+    found = _outside_blocks(text, [match.end() for match in _BLANK_LINE.finditer(text)])
     end = thinking_end(text)
     kept, at = [], 0
     for border in sorted({*found, end} if end < len(text) else {*found}):
@@ -126,7 +121,7 @@ def _has_tokens(text: str, start: int, end: int, count: int) -> bool:
 
 def _markers(text: str, _: int) -> list[int]:
     """Starts of moves ("Wait", "Alternatively", "So", "Step 2", "3."), outside of code and formulas."""
-    return _outside(text, [match.start() for match in _MOVE.finditer(text)], blocks(text))
+    return _outside_blocks(text, [match.start() for match in _MOVE.finditer(text)])
 
 
 def _sentences(text: str, _: int) -> list[int]:
@@ -137,7 +132,7 @@ def _sentences(text: str, _: int) -> list[int]:
         if text[start] == "." and "\n" not in match.group() and _NO_END.search(text, max(0, start - 12), start):
             continue
         ends.append(match.end())
-    return _outside(text, ends, blocks(text))
+    return _outside_blocks(text, ends)
 
 
 def _tokens(text: str, budget: int) -> list[int]:
@@ -155,8 +150,9 @@ def _logical_lines(text: str, _: int) -> list[int]:
     """Ends of logical lines of Python, those with continuation lines whole. What opens a block belongs to the block's
     first line; decorators, comments, blank lines and fences belong to what follows.
 
-    Where a bracket or string is never closed, each line counts: what is open ends at a fence, and after as many
-    characters as any other code; brackets also at a statement. At the end of the text it may still be closed.
+    If a bracket or string is never closed, each of its lines is a logical line. It counts as never closed at a fence,
+    after as many characters as any other code, and a bracket also at a statement. At the end of the text it may still
+    be closed.
     """
     borders: list[int] = []
     middle = min(thinking_end(text), len(text))
@@ -314,7 +310,7 @@ def first_response(steps: Sequence[str]) -> int:
     return len(steps) if any(OPEN in step for step in steps) else 0
 
 
-def roles_of(steps: Sequence[str]) -> list[Role]:
+def roles_of(steps: Sequence[str]) -> list[Literal["thinking", "response"]]:
     """The role of each step of a solution."""
     first = first_response(steps)
     return ["thinking" if k < first else "response" for k in range(len(steps))]

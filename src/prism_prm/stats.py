@@ -116,29 +116,24 @@ def resampled_sums(sums: Floats, draws: ClusterDraws) -> Floats:
     return np.concatenate(chunks) if chunks else np.zeros((0, sums.shape[1]))
 
 
-def _bounds(replicates: Floats, level: float) -> tuple[float, float]:
-    """The percentile interval; NaN if less than `level` of the draws have a value."""
+def _bounds(replicates: Floats) -> tuple[float, float]:
+    """The percentile interval; NaN if less than LEVEL of the draws have a value."""
     defined = replicates[~np.isnan(replicates)]
-    if len(defined) == 0 or len(defined) < level * len(replicates):
+    if len(defined) == 0 or len(defined) < LEVEL * len(replicates):
         return math.nan, math.nan
-    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
-def interval(value: float, replicates: Floats, num_clusters: int, level: float = LEVEL) -> Interval:
+def interval(value: float, replicates: Floats, num_clusters: int) -> Interval:
     """The interval of a value from its bootstrap replicates; NaN with fewer than two clusters."""
     if num_clusters < 2 or math.isnan(value):
         return Interval(float(value), math.nan, math.nan, num_clusters)
-    return Interval(float(value), *_bounds(replicates, level), num_clusters)
+    return Interval(float(value), *_bounds(replicates), num_clusters)
 
 
 def compare(
-    value_a: float,
-    value_b: float,
-    replicates_a: Floats,
-    replicates_b: Floats,
-    num_clusters: int,
-    level: float = LEVEL,
+    value_a: float, value_b: float, replicates_a: Floats, replicates_b: Floats, num_clusters: int
 ) -> Comparison:
     """A minus B, where both were computed on the SAME draws of the same clusters."""
     assert replicates_a.shape == replicates_b.shape, "a paired comparison needs the same draws"
@@ -146,7 +141,7 @@ def compare(
     difference = float(value_a - value_b)
     if num_clusters < 2 or math.isnan(difference):
         return Comparison(difference, math.nan, math.nan, math.nan, num_clusters)
-    low, high = _bounds(differences, level)
+    low, high = _bounds(differences)
     if math.isnan(low):
         return Comparison(difference, low, high, math.nan, num_clusters)
     defined = differences[~np.isnan(differences)]
@@ -165,33 +160,21 @@ def _mean_replicates(values: Floats, clusters: Ints | None, num_draws: int, seed
 
 
 def mean_interval(
-    values: npt.ArrayLike,
-    clusters: Ints | None = None,
-    *,
-    num_draws: int = NUM_DRAWS,
-    level: float = LEVEL,
-    seed: int = SEED,
+    values: npt.ArrayLike, clusters: Ints | None = None, *, num_draws: int = NUM_DRAWS, seed: int = SEED
 ) -> Interval:
     """The mean of some values with its interval; each value is its own cluster unless `clusters` is given."""
-    value, replicates, num_clusters = _mean_replicates(np.asarray(values, np.float64), clusters, num_draws, seed)
-    return interval(value, replicates, num_clusters, level)
+    return interval(*_mean_replicates(np.asarray(values, np.float64), clusters, num_draws, seed))
 
 
 def compare_means(
-    a: npt.ArrayLike,
-    b: npt.ArrayLike,
-    clusters: Ints | None = None,
-    *,
-    num_draws: int = NUM_DRAWS,
-    level: float = LEVEL,
-    seed: int = SEED,
+    a: npt.ArrayLike, b: npt.ArrayLike, clusters: Ints | None = None, *, num_draws: int = NUM_DRAWS, seed: int = SEED
 ) -> Comparison:
     """The mean of A minus the mean of B over the same items in the same order (say, problems solved by either)."""
     values_a, values_b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     assert values_a.shape == values_b.shape, "a paired comparison needs the same items"
     mean_a, replicates_a, num_clusters = _mean_replicates(values_a, clusters, num_draws, seed)
     mean_b, replicates_b, _ = _mean_replicates(values_b, clusters, num_draws, seed)
-    return compare(mean_a, mean_b, replicates_a, replicates_b, num_clusters, level)
+    return compare(mean_a, mean_b, replicates_a, replicates_b, num_clusters)
 
 
 def over_seeds(values: Sequence[float]) -> Interval:

@@ -19,6 +19,9 @@ from prism_prm.errors import DataError, PrismError
 from prism_prm.grading.code_benchmarks import ERRATA, LIVECODEBENCH_PRELUDE, read_asserts, read_examples
 from prism_prm.grading.problems import Case, Packed, ProgramTests, TaskProblem, read_reference, unpack
 
+DEEP = "[" * 100_000
+"""Nested too deeply to be parsed."""
+
 
 def its_tests(problem: TaskProblem) -> ProgramTests:
     assert problem.tests is not None
@@ -36,6 +39,12 @@ def test_livecodebench_reads_from_standard_input() -> None:
     assert problem.text.startswith("Print the sum of two numbers.\n\nThe program reads standard input")
     assert "5 5" not in problem.text
     compile(LIVECODEBENCH_PRELUDE, "prelude", "exec")
+
+
+def test_livecodebench_refuses_metadata_that_cannot_be_read() -> None:
+    for metadata in ("{", "[]", DEEP):
+        with pytest.raises(DataError, match=r"`metadata` is .*, expected a JSON object"):
+            problem_of(stdin_record() | {"metadata": metadata})
 
 
 def test_livecodebench_calls_a_function() -> None:
@@ -202,7 +211,10 @@ def test_own_records() -> None:
         ({"prelude": 1}, "`prelude` is 1"),
         ({"problem": ""}, "`problem` is ''"),
         ({"public_tests": "junk"}, "must be a list of tests"),
-        ({"public_tests": '{"tests": 1}'}, "is not valid"),
+        ({"public_tests": '{"tests": 1}'}, "`public_tests` is not valid"),
+        ({"public_tests": '{"tests": [], "public_tests": [], "function": 3}'}, "`function` is 3"),
+        ({"public_tests": '{"tests": ' + DEEP}, "`public_tests` is not valid"),
+        ({"function": "f", "tests": [{"input": DEEP, "output": "1"}]}, "test 0: not one JSON value per line"),
     ],
 )
 def test_bad_own_records(changes: dict[str, Any], message: str) -> None:
@@ -222,6 +234,9 @@ def test_all_tests_as_one_text() -> None:
         assert its_tests(again).function == its_tests(problem).function
     assert TaskProblem.with_reference("1 + 1?", "2", 0.5) == TaskProblem("1 + 1?", "2", tolerance=0.5)
     assert read_reference("{x}") is None
+    for broken in ('{"tests"', '{"tests": [', '{"tests": [[1]], "public_tests": []}', '{"tests": ' + DEEP):
+        with pytest.raises(DataError, match=r"the tests of a reference, .*, cannot be read"):
+            read_reference(broken)
 
 
 def test_pools_hold_no_hidden_test(tmp_path: Path) -> None:

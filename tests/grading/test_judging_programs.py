@@ -14,7 +14,7 @@ from prism_prm.data.tasks import problem_of
 from prism_prm.errors import PrismError
 from prism_prm.grading import problems, program_judge
 from prism_prm.grading.code_benchmarks import count_packages, count_quirks
-from prism_prm.grading.graders import TaskGrader, right_ones
+from prism_prm.grading.graders import TaskGrader
 from prism_prm.grading.problems import TaskProblem
 from prism_prm.grading.sandbox import Call, Program, RunResult, Sandbox
 from prism_prm.grading.sandbox_policy import Limits
@@ -144,11 +144,13 @@ def test_a_busy_machine_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_whole_solutions_and_answers_side_by_side(grader: TaskGrader) -> None:
-    assert right_ones(grader, DOUBLE, [fenced("print(2 * int(input()))"), "4", fenced("print(4)")]) == [
-        True, False, False,
-    ]  # fmt: skip
     plain = TaskProblem("1 + 1?", "2")
-    assert right_ones(grader, plain, ["It is \\boxed{2}.", "It is \\boxed{3}."]) == [True, False]
+    solutions = [
+        (DOUBLE, fenced("print(2 * int(input()))")), (DOUBLE, "4"), (DOUBLE, fenced("print(4)")),
+        (plain, "It is \\boxed{2}."), (plain, "It is \\boxed{3}."),
+    ]  # fmt: skip
+    answers = [(problem, grader.extract(problem, text).answer) for problem, text in solutions]
+    assert [one.correct for one in grader.judge(answers)] == [True, False, False, True, False]
     mixed = grader.judge([(plain, "2"), (DOUBLE, "print(2 * int(input()))"), (DOUBLE, None), (plain, None)])
     assert [(one.correct, one.status) for one in mixed] == [
         (True, "ok"), (True, "ok"), (False, "no answer"), (False, "no answer"),

@@ -84,7 +84,7 @@ def build_pairs(
     keep_inputs(read, [out / name for name in ("trees.parquet", "pairs.parquet", "summary.json")])
     split_names = tuple(recipe.splits.shares) if recipe.splits else ("",)
     split_of = split_by_problem(recipe.splits) if recipe.splits else lambda _: ""
-    tree_counts, counts = TreeCounts(settings), PairCounts(split_names)
+    tree_counts, counts = TreeCounts(settings), PairCounts({name: Counter(trees=0, pairs=0) for name in split_names})
     others = OtherProblems(settings, counts.drops["random"])
     done = 0
     with (
@@ -202,11 +202,9 @@ def _write(write: Write, columns: Sequence[Small], gap: Any, rollouts: Any, coun
         ]
         table = [*map(pa.array, (ids, *numbers)), *named, gap, rollouts]
         write(pa.Table.from_arrays(table, schema=PAIRS))
-    for name, count in zip(PAIR_KINDS, np.bincount(kind, minlength=len(PAIR_KINDS)).tolist(), strict=True):
-        counts.kinds[name] += count
-    for of_split, count in zip(
-        counts.splits.values(), np.bincount(split, minlength=len(counts.splits)).tolist(), strict=True
-    ):
+    for number, count in enumerate(np.bincount(kind).tolist()):
+        counts.kinds[PAIR_KINDS[number]] += count
+    for of_split, count in zip(counts.splits.values(), np.bincount(split).tolist(), strict=False):
         of_split["pairs"] += count
 
 
@@ -288,13 +286,9 @@ def _share(part: int, whole: int) -> float | None:
 class PairCounts:
     """Counts of pairs, and of candidates that made none."""
 
-    split_names: Sequence[str]
+    splits: dict[str, Counter[str]]
     kinds: Counter[PairKind] = field(default_factory=Counter)
     drops: dict[PairKind, Counter[str]] = field(default_factory=lambda: {kind: Counter() for kind in PAIR_KINDS})
-    splits: dict[str, Counter[str]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.splits = {name: Counter(trees=0, pairs=0) for name in self.split_names}
 
     def as_dict(self) -> dict[str, Any]:
         """Return pairs and drops by kind; audit marks are separate, because marked pairs may have been kept."""

@@ -206,10 +206,6 @@ class Prm800kRecord(msgspec.Struct, gc=False):
     is_initial_screening_question: bool | None = None
 
 
-_NEUTRAL_LABELS: dict[Neutral, float | None] = {"drop": None, "negative": 0.0, "positive": 1.0}
-"""The label for a neutral rating; with "drop" the step stays in the tree without a label."""
-
-
 def _drop_prm800k(record: Prm800kRecord, options: ReadOptions) -> str | None:
     if record.label.finish_reason in options.drop_finish:
         return f"finish:{record.label.finish_reason}"
@@ -258,9 +254,9 @@ def _read_prm800k(record: Prm800kRecord, options: ReadOptions) -> list[Draft]:
         prefix = trunk[-1] if trunk else ROOT
     texts = [completion.text for completion in completions]
     ratings = [completion.rating for completion in completions]
-    label_of: dict[float | None, float | None] = {
-        -1.0: 0.0, 0.0: _NEUTRAL_LABELS[options.neutral], 1.0: 1.0, None: None,
-    }  # fmt: skip
+    # With "drop", a neutral step stays in the tree without a label.
+    neutral = {"drop": None, "negative": 0.0, "positive": 1.0}[options.neutral]
+    label_of: dict[float | None, float | None] = {-1.0: 0.0, 0.0: neutral, 1.0: 1.0, None: None}
     try:
         labels = [label_of[rating] for rating in ratings]
     except KeyError:
@@ -688,7 +684,7 @@ def find_format(name: str) -> tuple[Format, ...]:
 
 def added_formats() -> list[Format]:
     """Return all variants of all formats that installed packages add."""
-    return [variant for name in _PLUGINS.added() for variant in find_format(name)]
+    return [variant for name in _PLUGINS.names() if name not in FORMATS for variant in find_format(name)]
 
 
 def detect(

@@ -78,7 +78,7 @@ def as_places(places: str | Path | Iterable[str | Path]) -> list[str | Path]:
 def total_size(sources: Iterable[Source]) -> int | None:
     """Return the size of all sources in bytes; None if one is not known before reading."""
     sizes = [source.size() for source in sources]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+    return None if None in sizes else sum(filter(None, sizes))
 
 
 def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:

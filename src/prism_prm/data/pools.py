@@ -227,12 +227,12 @@ def _solution(item: Any, scores: list[float | None] | None, segmenter: str | Non
         raise DataError(f"expected a string, a list of steps or an object, found {type(item).__name__}")
     fields = msgspec.convert(item, _SolutionFields)
     text = next((item[name] for name in _TEXT_FIELDS if isinstance(item.get(name), str)), None)
-    if text is None and fields.steps is None:
-        raise DataError(f"neither `steps` nor a text in any of the fields {', '.join(_TEXT_FIELDS)}")
     if fields.steps is not None:
         steps = tuple(fields.steps)
+    elif text is None:
+        raise DataError(f"neither `steps` nor a text in any of the fields {', '.join(_TEXT_FIELDS)}")
     else:
-        steps = tuple(split_steps(text or "") if segmenter is None else split_text(text or "", segmenter))
+        steps = tuple(split_steps(text) if segmenter is None else split_text(text, segmenter))
     if not all(step.strip() for step in steps):
         raise DataError("a step is empty; every step needs a text")
     step_scores = fields.scores if fields.scores is not None else scores

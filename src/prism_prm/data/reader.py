@@ -84,10 +84,10 @@ class Reader:
                     if reason:
                         report.dropped[reason] += 1
                     for draft in drafts:
-                        if format.unique_names and draft.name in seen:
-                            report.dropped["duplicate-name"] += 1
-                            continue
                         if format.unique_names:
+                            if draft.name in seen:
+                                report.dropped["duplicate-name"] += 1
+                                continue
                             seen.add(draft.name)
                         draft.where = row.where
                         yield source, draft

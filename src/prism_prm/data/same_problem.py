@@ -131,7 +131,7 @@ OVERLAP = 0.3
 A single n-gram is not enough: some phrases are long, such as "Enter your answer in the form …, where A, B, C, D are
 integers".
 """
-MOST_RUNS = 24
+MAX_NGRAMS = 24
 """The maximum number of n-grams indexed per problem, among those that are new; this bounds memory."""
 COMMON = 32
 """An n-gram that this many problems share with earlier ones is an instruction, and does not count."""
@@ -147,7 +147,7 @@ class KnownProblems(Generic[T]):
         self.ngram = ngram
         """The length of compared n-grams, in words; 0 compares only whole problems."""
         self._values: dict[str, T] = {}
-        self._by_run: dict[int, str] = {}
+        self._by_ngram: dict[int, str] = {}
         self._sharing: Counter[int] = Counter()
 
     def add(self, problem: str, value: T) -> None:
@@ -155,33 +155,33 @@ class KnownProblems(Generic[T]):
         key = normalize_problem(problem)
         if key not in self._values:
             self._values[key] = value
-            runs = self._runs(problem)
-            new = {run for run in runs if run not in self._by_run}
-            self._sharing.update(runs - new)
-            self._by_run |= dict.fromkeys(sorted(new)[:MOST_RUNS], problem)
+            ngrams = self._ngrams(problem)
+            new = {ngram for ngram in ngrams if ngram not in self._by_ngram}
+            self._sharing.update(ngrams - new)
+            self._by_ngram |= dict.fromkeys(sorted(new)[:MAX_NGRAMS], problem)
 
     def find(self, problem: str) -> tuple[T, Overlap] | None:
         """Return the value of the same problem, or else of the one with the largest overlap, if that is enough."""
         if (key := normalize_problem(problem)) in self._values:
             return self._values[key], "same_problem"
-        runs = self._runs(problem)
+        ngrams = self._ngrams(problem)
         overlaps: dict[str, float] = {}
-        for run in sorted(runs):
-            if (other := self._by_run.get(run)) and other not in overlaps:
-                others = self._runs(other)
-                overlaps[other] = len(runs & others) / (min(len(runs), len(others)) or 1)
+        for ngram in sorted(ngrams):
+            if (other := self._by_ngram.get(ngram)) and other not in overlaps:
+                others = self._ngrams(other)
+                overlaps[other] = len(ngrams & others) / (min(len(ngrams), len(others)) or 1)
         nearest = max(overlaps, key=overlaps.__getitem__, default=None)
         if nearest is None or overlaps[nearest] < OVERLAP:
             return None
         return self._values[normalize_problem(nearest)], "ngram_overlap"
 
-    def _runs(self, problem: str) -> set[int]:
+    def _ngrams(self, problem: str) -> set[int]:
         """Return the hashes of a problem's n-grams, without common ones."""
         words, size = problem_words(problem), self.ngram
         starts = range(len(words) - size + 1) if size else ()
         texts = (" ".join(words[i : i + size]) for i in starts)
-        runs = {xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) for text in texts}
-        return {run for run in runs if self._sharing[run] < COMMON}
+        ngrams = {xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) for text in texts}
+        return {ngram for ngram in ngrams if self._sharing[ngram] < COMMON}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from prism_prm.data.formats import PROBLEM_FIELDS
 from prism_prm.data.inputs import read_records
-from prism_prm.errors import DataError, SettingError
+from prism_prm.errors import DataError, SettingError, shown
 from prism_prm.grading.code_benchmarks import read_code_problem
 from prism_prm.grading.extract import after_hashes, last_boxed
 from prism_prm.grading.graders import Grader as Grader
@@ -372,6 +372,4 @@ def _is_empty(value: Any) -> bool:
 
 
 def _wrong_type(field: str, value: Any, expected: str) -> DataError:
-    text = repr(value)
-    text = text if len(text) <= 60 else text[:60] + "…"
-    return DataError(f"`{field}` is {text}, expected {expected}", reason="wrong-type")
+    return DataError(f"`{field}` is {shown(value)}, expected {expected}", reason="wrong-type")

@@ -54,7 +54,7 @@ from prism_prm.evaluate.report import (
 )
 from prism_prm.file_types import read_json
 from prism_prm.job import Job
-from prism_prm.metrics import MATCHES, Shifts
+from prism_prm.metrics import MATCHES, Ranking, Shifts
 from prism_prm.paths import split_name
 from prism_prm.report import NO_DATA, STYLES, Report, draw_curve, escaped, finish, percent, signed_percent, telling
 from prism_prm.stats import NUM_DRAWS, SEED, Comparison, cluster_sums, resampled_sums
@@ -485,7 +485,7 @@ def make_controls(measurers: Mapping[str, Measurer], scores: Floats) -> dict[str
     sums = cluster_sums(columns, clusters, num_clusters)
     # The first resample has every problem once, which gives the value itself; the draws follow.
     counts = np.concatenate([sums.sum(axis=0)[None], resampled_sums(sums, first.draws)])
-    shifts = Shifts.of(right[keep], scores[keep])
+    shifts = Shifts(Ranking.of(right[keep], scores[keep]))
     cuts, reached = shifts.fit(
         chain([np.ones(num_clusters, np.int64)], first.draws), clusters, counts.reshape(len(counts), len(others), 4)
     )

@@ -495,7 +495,7 @@ def measure_pairs(steps: Steps, num_draws: int = NUM_DRAWS, seed: int = SEED) ->
     def accuracy(rows: Ints) -> Interval:
         return mean_interval(hits[rows], clusters[rows], num_draws=num_draws, seed=seed)
 
-    bins = metrics.pairwise_by_margin(up, down, MARGIN_EDGES)
+    bins = metrics.pairs_by_margin(up - down, MARGIN_EDGES)
     return PairTable(
         len(chosen),
         Measurer(steps, 0.5, num_draws, seed).rankings(names=("auroc_prefix",))["auroc_prefix"].interval(),

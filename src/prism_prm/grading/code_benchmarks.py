@@ -283,7 +283,7 @@ def _read_livecodebench(record: Record) -> TaskProblem:
     try:
         metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
         name = metadata.get("func_name")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise DataError(f"`metadata` is {metadata!r:.60}, expected a JSON object", reason="wrong-type") from None
     function = name if isinstance(name, str) and name else None
     packed = Packed(_string(record, "private_test_cases"), function)
@@ -422,8 +422,8 @@ def _read_own(record: Record) -> TaskProblem:
     if isinstance(written, str):  # as `prism search` writes them into pools
         try:
             tests = read_reference(written)
-        except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"`public_tests` is not valid ({error})", reason="wrong-type") from None
+        except DataError as error:
+            raise DataError(f"`public_tests` is not valid: {error}", reason="wrong-type") from None
         if tests is None:
             raise DataError("`public_tests` must be a list of tests", reason="wrong-type")
     else:

@@ -1,7 +1,8 @@
 """Extract, judge and group the answers to problems: final answers are compared, programs are run.
 
     with TaskGrader() as grader:
-        right = right_ones(grader, problem, texts)
+        answers = [(problem, grader.extract(problem, text).answer) for text in texts]
+        verdicts = grader.judge(answers)
 
 A problem is judged by its `answer` or by its `tests`. Plain numbers and words are compared directly; only if that is
 not enough, worker processes use algebra.
@@ -153,12 +154,6 @@ def unguarded(sandbox: str, problems: Iterable[TaskProblem]) -> list[str]:
     """Return a warning for reports if programs ran without a sandbox."""
     ran = sandbox == "none" and any(problem.tests is not None for problem in problems)
     return ["Warning: programs ran WITHOUT a sandbox (sandbox=none): they could do whatever you may do."] * ran
-
-
-def right_ones(grader: Grader, problem: TaskProblem, texts: Sequence[str]) -> list[bool]:
-    """Judge whether each solution of a problem is right."""
-    answers = [(problem, grader.extract(problem, text).answer) for text in texts]
-    return [verdict.correct for verdict in grader.judge(answers)]
 
 
 class TaskGrader:

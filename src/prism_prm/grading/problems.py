@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from prism_prm.errors import DataError
+from prism_prm.errors import DataError, shown
 from prism_prm.grading.value_codec import decode, encode
 
 SECONDS = 6.0
@@ -82,7 +82,7 @@ class ProgramTests:
     """The number of tests of the source that are not of the form (arguments, expected) and are left out."""
 
     def __post_init__(self) -> None:
-        if self.function is not None and not self.function.isidentifier():
+        if self.function is not None and not (isinstance(self.function, str) and self.function.isidentifier()):
             raise DataError(f"`function` is {self.function!r:.60}, expected a function name", reason="wrong-type")
 
     @property
@@ -155,9 +155,13 @@ def read_reference(reference: str) -> ProgramTests | None:
     """Read a string of `ProgramTests.reference`; None if it is an answer."""
     if not reference.startswith('{"tests"'):
         return None
-    fields = json.loads(reference)
-    hidden, public = (tuple(map(Case.from_json, fields.pop(field))) for field in ("tests", "public_tests"))
-    return ProgramTests(public, hidden, **fields)
+    try:
+        fields = json.loads(reference)
+        hidden, public = (tuple(map(Case.from_json, fields.pop(field))) for field in ("tests", "public_tests"))
+        return ProgramTests(public, hidden, **fields)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        message = f"the tests of a reference, {shown(reference)}, cannot be read ({type(error).__name__}: {error})"
+        raise DataError(message, reason="wrong-type") from None
 
 
 def read_cases(items: object, function: str | None) -> tuple[Case, ...]:
@@ -184,7 +188,7 @@ def read_cases(items: object, function: str | None) -> tuple[Case, ...]:
             if isinstance(given, str):
                 given = [json.loads(line) for line in given.split("\n")]
                 expected = json.loads(expected) if isinstance(expected, str) else expected
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"test {number}: not one JSON value per line ({error})", reason="wrong-type") from None
         if not isinstance(given, list):
             raise DataError(f"test {number}: `input` must list the arguments of {function}", reason="wrong-type")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from prism_prm.arrays import Floats
-from prism_prm.metrics import pairwise_accuracy, pairwise_by_margin
+from prism_prm.metrics import pairs_by_margin, pairwise_accuracy
 from prism_prm.stats import Interval, over_seeds
 
 EDGES = np.array([0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5])
@@ -108,7 +108,7 @@ def simulate(settings: SimulationSettings | None = None) -> SimulationResult:
     for seed in settings.seeds:
         better, worse, _ = _pairs(settings, settings.num_pairs, world=seed, seed=2 * seed + 1)
         test_better, test_worse, margin = _pairs(settings, settings.num_test_pairs, world=seed, seed=2 * seed + 2)
-        bins.append(pairwise_by_margin(margin, np.zeros_like(margin), EDGES))
+        bins.append(pairs_by_margin(margin, EDGES))
         for objective in OBJECTIVES:
             network = _train(objective, better, worse, settings, seed)
             with torch.inference_mode():
