@@ -78,7 +78,7 @@ def command_help(name: str, command: Command, *, everything: bool) -> str:
         setting = command.known[command.argument]
         words = metavar(setting).rstrip("S") + ("..." if is_repeated(setting) else "")
     page.print(f"[bold]Usage[/]  prism {name} {words + ' ' if words else ''}\\[OPTIONS]")
-    page.print("\n" + _escape(command.text))
+    page.print("\n" + command.text.replace("[", "\\["))
     rows = [_option_row(command, flag, brief=not everything) for flag in command.options]
     if command.argument:
         about = "A TOML file of settings (see recipes/)."
@@ -133,10 +133,6 @@ def _text(setting: Setting, *, brief: bool) -> str:
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
     shown = shown if shown.isprintable() else repr(shown)
     return text if brief and len(shown) > 12 else f"{text} [{shown}]"
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 class _Page:
