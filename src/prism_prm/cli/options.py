@@ -106,10 +106,14 @@ class Command:
         """All settings by their full name."""
         return settings_of(self.settings)
 
+    def names(self, flag: str) -> tuple[str, ...]:
+        """The settings that an option sets."""
+        names = self.options[flag]
+        return (names,) if isinstance(names, str) else names
+
     def setting(self, flag: str) -> Setting:
         """The (first) setting of an option."""
-        names = self.options[flag]
-        return self.known[names if isinstance(names, str) else names[0]]
+        return self.known[self.names(flag)[0]]
 
     @property
     def grouped(self) -> list[str]:
@@ -122,11 +126,11 @@ class Command:
         """The settings of a command line as click has parsed it; what is no setting stays in `values`."""
         given: dict[str, Any] = {}
         flags: dict[str, tuple[str, str]] = {}
-        for flag, names in self.options.items():
+        for flag in self.options:
             text = values.pop(parameter_name(flag))
             if text is None or text == ():
                 continue
-            for name in (names,) if isinstance(names, str) else names:
+            for name in self.names(flag):
                 setting = self.known[name]
                 if isinstance(text, tuple) and not is_repeated(setting):  # -n 4,8 -n 16
                     text = ",".join(text)

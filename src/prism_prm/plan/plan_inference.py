@@ -117,13 +117,13 @@ def plan_search(recipe: SearchRecipe, cluster: Cluster, stand_ins: Mapping[str, 
     kind, _, place = recipe.policy.name.partition(":")
     if kind == "hf":
         size = BYTES.get(recipe.policy.dtype or "", 2)
-        sizes, replaced = backbone_sizes(place, stand_ins.get(place, stand_ins[""]))
+        sizes, replaced = backbone_sizes(place, stand_ins[place])
         add("policy", sizes, Setup(weights=size, compute=size), writes=True)
         notes += [f"policy, not its own: {note}" for note in replaced]
     else:
         notes.append(f"the policy is served ({recipe.policy.name}); its cost is not counted")
     for name, prm in named_places(recipe.prm).items():
-        skeleton = load_skeleton(prm, stand_in=stand_ins.get(prm, stand_ins[""]))
+        skeleton = load_skeleton(prm, stand_in=stand_ins[prm])
         add(name, skeleton.sizes, Setup(weights=2, compute=2), writes=False)
         notes += [f"{name}, not its own: {note}" for note in skeleton.notes]
 
