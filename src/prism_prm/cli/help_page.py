@@ -88,7 +88,7 @@ def command_help(name: str, command: Command, *, everything: bool) -> str:
         kind = "FILE" if command.out.ending else "FOLDER"
         rows.append((f"-o, --out {kind}", command.out.help))
     page.rows("Options", rows)
-    common = []
+    common: list[Row] = []
     if command.argument != "recipe":
         common.append(("--recipe FILE", "A TOML file of settings; options override it."))
     common += [(f"{flag} KEY=VALUE", GROUPED[flag][1]) for flag in command.grouped]
