@@ -78,7 +78,7 @@ class TreeScores:
     too_long: tuple[int, ...] = ()
     """Nodes whose path exceeds the context: not scored, or scored in a window."""
     unjudged: tuple[int, ...] = ()
-    """Requested nodes on which a critic gave no verdict; their scores are NaN."""
+    """Requested nodes on which a critic gave no verdict, or that a PRM reads only as context; their scores are NaN."""
     calibration: Calibration | None = None
     """The PRM's calibration, which `probability` applies; log-odds are always the model's own."""
 

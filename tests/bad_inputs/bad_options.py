@@ -98,6 +98,8 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
 
 CONTRADICTIONS = [
     ("score", ("--nonsense",), ("--nonsense",)),
+    ("score", ("--split", "train"), ("--split", "--pairs", "read.split")),
+    *(("score", (option, "--plan"), ("--plan", option)) for option in ("--show", "--pairs")),
     ("eval", ("--scores", "scores.parquet"), ("--scores", "--prm")),
     ("eval", ("--predictions", "predictions.jsonl"), ("--predictions", "--prm")),
     ("calibrate", ("--predictions", "predictions.jsonl"), ("--predictions", "--prm")),

@@ -9,9 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from prism_prm.cli import app
+from prism_prm.data.formats import ReadOptions
 from prism_prm.data.tables import iter_trees, write_pairs, write_trees
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluate.benchmarks import read_benchmark
+from prism_prm.evaluate.score_files import TreesToScore
 from prism_prm.tree import Step, StepPair, StepTree
 
 TREE = StepTree(
@@ -93,3 +95,5 @@ def test_splits_share_no_tree(tmp_path: Path) -> None:
     assert sum(len(part.items) for part in parts.values()) == whole
     assert not problems[0] & problems[1]
     assert parts["test"].notes == {"records dropped: other-split": len(parts["train"].items)}
+    to_score = TreesToScore([tmp_path / "pairs"], options=ReadOptions(split="test"))
+    assert {tree.problem for tree in to_score} == problems[1]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from prism_prm import ConfigError, load_prm
+from prism_prm.evaluate.score_files import read_scores, scores_of_trees, write_scores
 from prism_prm.models.card import Card, read_card
 from prism_prm.models.prm import PRM
 from prism_prm.segments import without_tags
@@ -63,6 +64,15 @@ def test_what_becomes_of_thinking(tiny_prm: Callable[..., Any], family: str, kin
     tail = everywhere(copied(prm, thinking=f"last-{room}"), STEPS)
     assert tail == pytest.approx([nan] * 3 + prm.score(PROBLEM, plain[2:])[1:], abs=1e-9, nan_ok=True)
     assert len({copied(prm, thinking=one).identity() for one in ("scored", "context", "dropped", "last-9")}) == 4
+
+
+def test_tables_of_scores_leave_thinking_out(tiny_prm: Callable[..., Any], tmp_path: Path) -> None:
+    prm, trees = copied(tiny_prm("qwen", "qwen2"), thinking="context"), [StepTree.chain(PROBLEM, STEPS)]
+    report = write_scores(prm, trees, tmp_path / "scores.parquet")
+    assert (report.steps, report.unjudged, report.too_long) == (2, 3, 0)
+    (found,) = scores_of_trees(read_scores(tmp_path / "scores.parquet"), trees)
+    assert found.scored == [3, 4]
+    assert found.probability[3:].tolist() == prm.score(PROBLEM, STEPS)[3:]
 
 
 @pytest.mark.parametrize(("family", "kind"), FAMILY_MODELS)

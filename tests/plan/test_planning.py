@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 from accelerate import Accelerator
 
-from prism_prm.backends.load_prm import init_prm
+from prism_prm.backends.load_prm import init_prm, load_prm
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.backends.policy import PolicySettings
 from prism_prm.config import settings_of
+from prism_prm.data.formats import ReadOptions
 from prism_prm.data.pair_examples import Examples
 from prism_prm.errors import ConfigError, DataError, ModelError
-from prism_prm.evaluate.score_files import score_files
+from prism_prm.evaluate.score_files import TreesToScore, score_files
 from prism_prm.losses import Objective
+from prism_prm.models.load_settings import LoadSettings
 from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import Row
 from prism_prm.models.prm import pair_cost
@@ -101,6 +103,9 @@ def test_tokens_and_updates_are_those_of_the_run(place: Path, tmp_path: Path) ->
     assert most.ratio is not None
     assert most.ratio > 1.5
     assert any("plan.margins=" in note for note in plan_run(place / "recipe.toml", CPU).notes)
+    best = json.loads((out / "run.json").read_text())["best"]
+    of_run, of_best = (plan_run(ScoringJob(str(prm), (str(place / "sums.jsonl"),)), CPU) for prm in (out, out / best))
+    assert of_run.stages == of_best.stages
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 40])
@@ -137,6 +142,19 @@ def test_every_process_is_counted(ranks: int, tiny_lm: Callable[..., Path]) -> N
     assert counted.longest_part == max(part.length for part in pairs)
 
 
+def test_a_new_prm_has_the_layout_of_its_recipe(place: Path, tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
+    """A plan for a backbone counts the PRM that training makes: its settings, and the family of implicit rewards."""
+    text, lm = (place / "recipe.toml").read_text(), tiny_lm("qwen2")
+    (tmp_path / "new.toml").write_text(text.replace(f'prm = "{place}/base"', f'backbone = "{lm}"'))
+    plain = plan_run(tmp_path / "new.toml", CPU)
+    long = plan_run(tmp_path / "new.toml", CPU, assignments=[f"base.settings.system={'be careful ' * 9}"])
+    assert all(one.tokens > other.tokens for one, other in zip(long.stages, plain.stages, strict=True))
+    implicit = plan_run(tmp_path / "new.toml", CPU, assignments=["objective.name=implicit", "curriculum.mode=none"])
+    assert [stage.name.split()[0] for stage in implicit.stages] == ["reference", "validation", "round"]
+    assert implicit.model["family"] == "implicit"
+    assert implicit.model["parameters"] == backbone_sizes(str(lm), StandIn())[0].parameters, "it has no other head"
+
+
 def test_scoring_is_counted_as_it_runs(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[int, int]] = []
     forward = PrmModule.forward
@@ -151,6 +169,17 @@ def test_scoring_is_counted_as_it_runs(place: Path, tmp_path: Path, monkeypatch:
     assert plan.stages[0].tokens == sum(tokens for tokens, _ in ran)
     assert plan.stages[0].separate > 1.2 * plan.stages[0].tokens
     assert plan.fits[0].fits
+
+    ran.clear()  # thinking is dropped, and solutions are cut as the settings say
+    pool = tmp_path / "pool.jsonl"
+    pool.write_text(
+        json.dumps({"problem": "1 + 1?", "solutions": ["<think>\n\nI add.\n\n</think>\n\nIt is 2.\n\nSo 2."]})
+    )
+    prm = load_prm(place / "base", device="cpu", thinking="dropped")
+    prm.score_trees(list(TreesToScore([pool], options=ReadOptions(segmenter="sentence"))))
+    own = LoadSettings(thinking="dropped", segmenter="sentence")
+    plan = plan_run(ScoringJob(str(place / "base"), (str(pool),), own), CPU)
+    assert plan.stages[0].tokens == sum(tokens for tokens, _ in ran)
 
 
 def test_attention_counts_what_each_kernel_computes(tiny_lm: Callable[..., Path]) -> None:
@@ -168,7 +197,7 @@ def test_attention_counts_what_each_kernel_computes(tiny_lm: Callable[..., Path]
 
 @pytest.mark.parametrize("name", SIZES)
 def test_known_sizes_are_the_published_ones(name: str) -> None:
-    sizes, _, notes = backbone_sizes("some/model", StandIn(name))
+    sizes, notes = backbone_sizes("some/model", StandIn(name))
     assert sizes.parameters == PUBLISHED[name]
     assert notes == (f"sizes of {name}",)
 

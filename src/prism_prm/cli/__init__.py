@@ -17,27 +17,8 @@ from prism_prm.cli.threads import limit_openmp_spin
 from prism_prm.cli.ui import complain
 from prism_prm.errors import PrismError
 
-
-def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        click.echo(f"prism-prm {__version__}")
-        ctx.exit()
-
-
-app = App(
-    name="prism",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    params=[
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_print_version,
-        )
-    ],
-)
+app = App(name="prism", no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+click.version_option(__version__, message="prism-prm %(version)s")(app)
 
 
 def main() -> None:

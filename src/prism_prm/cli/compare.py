@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from prism_prm.cli.options import Command, Out
-from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.cli.ui import conclude, conclude_report, print_table, tell
 from prism_prm.config import Natural, Range, check
 from prism_prm.errors import ConfigError
 
@@ -46,8 +46,6 @@ def compare(settings: CompareCommand, out: Path | None) -> None:
     FNR and FPR, which shows whether the change is more than a shift of the threshold. With --rates the control is
     computed from printed rates alone; --out is optional then.
     """
-    from prism_prm.report import PAGE
-
     if settings.rates:
         _compare_rates(settings, out)
         return
@@ -56,12 +54,12 @@ def compare(settings: CompareCommand, out: Path | None) -> None:
     from prism_prm.evaluate.compare import compare_runs
 
     compare_runs(settings.runs, out, rounds=settings.rounds, num_draws=settings.num_draws, seed=settings.seed)
-    conclude(lambda: report_facts(out), lambda: tell(out / PAGE))
+    conclude_report(out)
 
 
 def _compare_rates(settings: CompareCommand, out: Path | None) -> None:
     from prism_prm.evaluate.compare_rates import compare_rates
-    from prism_prm.report import PAGE, plain_json
+    from prism_prm.report import plain_json
     from prism_prm.report.tables import Table
 
     report = compare_rates(parse_rates(settings.runs), out, prevalence=settings.prevalence)
@@ -72,10 +70,11 @@ def _compare_rates(settings: CompareCommand, out: Path | None) -> None:
                 print_table(table.caption, table.headers, table.rows)
         for line in report.metrics["findings"]:
             tell(line)
-        if out is not None:
-            tell(out / PAGE)
 
-    conclude(lambda: plain_json(report.metrics) if out is None else report_facts(out), show)
+    if out is None:
+        conclude(lambda: plain_json(report.metrics), show)
+    else:
+        conclude_report(out, show)
 
 
 def parse_rates(given: Sequence[str]) -> dict[str, tuple[float, ...]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from prism_prm.cli.options import Command, Out
-from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.cli.ui import conclude_report, print_table
 from prism_prm.config import Natural, Range, check
 from prism_prm.console import say
 
@@ -38,7 +38,7 @@ def demo(settings: DemoCommand, out: Path) -> None:
     from prism_prm.lab.demo.findings import summary
     from prism_prm.lab.demo.report import QUICK
     from prism_prm.lab.demo.run_demo import run_demo
-    from prism_prm.report import PAGE, percent
+    from prism_prm.report import percent
 
     found = run_demo(
         out, seeds=settings.seeds, first_seed=settings.first_seed, full=settings.full, quick=settings.quick
@@ -51,9 +51,8 @@ def demo(settings: DemoCommand, out: Path) -> None:
         print_table("Summary (%)", columns[0], columns[1:])
         if settings.quick:
             say(QUICK)
-        tell(out / PAGE)
 
-    conclude(lambda: report_facts(out), show)
+    conclude_report(out, show)
 
 
 COMMAND = Command(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.cli.options import Command, Out, check_store, narrow, prm_options
-from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.cli.ui import conclude_report, print_table
 from prism_prm.config import Count, Word
 from prism_prm.console import say
 from prism_prm.errors import ConfigError
@@ -65,7 +65,6 @@ def evaluate(settings: EvalCommand, out: Path) -> None:
     from prism_prm.evaluate.benchmarks import find_benchmark
     from prism_prm.evaluate.evaluate_prm import evaluate_prm
     from prism_prm.evaluate.measure import AUROCS, NO_SIBLINGS, RATES, known_aurocs, metric_rows
-    from prism_prm.report import PAGE
 
     evaluations = evaluate_prm(
         next(iter(settings.prm), None), settings.bench, out, data=settings.data, split=settings.split,
@@ -85,9 +84,8 @@ def evaluate(settings: EvalCommand, out: Path) -> None:
             if aurocs and len(aurocs) < len(AUROCS):
                 say(NO_SIBLINGS)
             say(f"Threshold: {evaluation.threshold.value:.4g}, {evaluation.threshold.origin}")
-        tell(out / PAGE)
 
-    conclude(lambda: report_facts(out), show)
+    conclude_report(out, show)
 
 
 COMMAND = Command(

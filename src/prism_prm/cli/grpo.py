@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prism_prm.cli.options import Command, Out
 from prism_prm.cli.processes import join_processes, num_processes
-from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.cli.ui import conclude_report, print_table, tell
 from prism_prm.rl.recipe import GrpoRecipe, check_places
 
 
@@ -17,7 +17,7 @@ def grpo(settings: GrpoRecipe, out: Path) -> None:
     falls. Rerun to resume from the last checkpoint. With several GPUs, start it with `accelerate launch`.
     """
     check_places(settings)
-    from prism_prm.report import PAGE, number, percent
+    from prism_prm.report import number, percent
     from prism_prm.rl.rounds import train_rounds
     from prism_prm.rl.train_policy import train_policy
 
@@ -43,9 +43,8 @@ def grpo(settings: GrpoRecipe, out: Path) -> None:
         for alarm in filter(None, trained.alarms.values()):
             tell(f"Alarm at {alarm}. {alarm.advice}")
         tell(f"Policy: {trained.policy}")
-        tell(out / PAGE)
 
-    conclude(lambda: report_facts(out), show)
+    conclude_report(out, show)
 
 
 COMMAND = Command(

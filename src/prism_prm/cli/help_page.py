@@ -73,25 +73,24 @@ def app_help() -> str:
 def command_help(name: str, command: Command, *, everything: bool) -> str:
     """The help of a command; with `everything`, all of its settings."""
     page = _Page()
-    words = "RECIPE" if command.argument == "recipe" else ""
-    if command.argument and not words:
+    words = about = ""
+    if command.argument == "recipe":
+        words, about = "RECIPE", "A TOML file of settings (see recipes/)."
+    elif command.argument:
         setting = command.known[command.argument]
-        words = metavar(setting).rstrip("S") + ("..." if is_repeated(setting) else "")
+        words = metavar(setting).rstrip("S") + "..." * is_repeated(setting)
+        about = _text(setting, brief=not everything)
     page.print(f"[bold]Usage[/]  prism {name} {words + ' ' if words else ''}\\[OPTIONS]")
-    page.print("\n" + _escape(command.text))
-    rows = [_option_row(command, flag, brief=not everything) for flag in command.options]
-    if command.argument:
-        about = "A TOML file of settings (see recipes/)."
-        if command.argument != "recipe":
-            about = _text(command.known[command.argument], brief=not everything)
-        rows.insert(0, (words, about))
+    page.print("\n" + command.text.replace("[", "\\["))
+    rows = [(words, about)] if words else []
+    rows += [_option_row(command, flag, brief=not everything) for flag in command.options]
     if command.out is not None:
         kind = "FILE" if command.out.ending else "FOLDER"
         rows.append((f"-o, --out {kind}", command.out.help))
     page.rows("Options", rows)
-    common = (
-        [] if command.argument == "recipe" else [("--recipe FILE", "A TOML file of settings; options override it.")]
-    )
+    common: list[Row] = []
+    if command.argument != "recipe":
+        common.append(("--recipe FILE", "A TOML file of settings; options override it."))
     common += [(f"{flag} KEY=VALUE", GROUPED[flag][1]) for flag in command.grouped]
     common += [
         ("--set KEY=VALUE", "Any setting (see --help-all), by its name or the end of it."),
@@ -100,7 +99,7 @@ def command_help(name: str, command: Command, *, everything: bool) -> str:
     ]
     page.rows("Common options", common)
     if everything:
-        shown = {name for names in command.options.values() for name in ([names] if isinstance(names, str) else names)}
+        shown = {name for flag in command.options for name in command.names(flag)}
         rest = [one for one in command.known.values() if one.name not in shown and one.name != command.argument]
         for section in dict.fromkeys(one.name.rpartition(".")[0] for one in rest):
             settings = [one for one in rest if one.name.rpartition(".")[0] == section]
@@ -133,10 +132,6 @@ def _text(setting: Setting, *, brief: bool) -> str:
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
     shown = shown if shown.isprintable() else repr(shown)
     return text if brief and len(shown) > 12 else f"{text} [{shown}]"
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 class _Page:

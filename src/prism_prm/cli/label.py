@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.cli.options import Command, Out, narrow, prm_options
-from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.cli.ui import conclude_report, print_table
 from prism_prm.config import Count
 from prism_prm.console import say
 from prism_prm.models.load_settings import LoadSettings
@@ -32,7 +32,6 @@ def label(settings: LabelCommand, out: Path) -> None:
     The policy solves every problem and writes alternatives under each prefix, which gives matched pairs. Writes
     trees.parquet, metrics.json and a report. Rerun to resume. A server's key is read from $OPENAI_API_KEY.
     """
-    from prism_prm.report import PAGE
     from prism_prm.search.label_report import NOISE_HEADERS, noise_note, noise_rows, summary_rows
     from prism_prm.search.label_task import label_task
 
@@ -48,10 +47,9 @@ def label(settings: LabelCommand, out: Path) -> None:
         if noise := metrics.get("label_noise"):
             print_table("Labels against exact ones", NOISE_HEADERS, noise_rows(noise))
             say(noise_note(noise))
-        tell(out / PAGE)
 
     say(f"Labeled trees: {out / 'trees.parquet'}")
-    conclude(lambda: report_facts(out), show)
+    conclude_report(out, show)
 
 
 COMMAND = Command(

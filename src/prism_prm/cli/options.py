@@ -12,7 +12,7 @@ import importlib
 import os
 import re
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -106,10 +106,14 @@ class Command:
         """All settings by their full name."""
         return settings_of(self.settings)
 
+    def names(self, flag: str) -> tuple[str, ...]:
+        """The settings that an option sets."""
+        names = self.options[flag]
+        return (names,) if isinstance(names, str) else names
+
     def setting(self, flag: str) -> Setting:
         """The (first) setting of an option."""
-        names = self.options[flag]
-        return self.known[names if isinstance(names, str) else names[0]]
+        return self.known[self.names(flag)[0]]
 
     @property
     def grouped(self) -> list[str]:
@@ -122,11 +126,11 @@ class Command:
         """The settings of a command line as click has parsed it; what is no setting stays in `values`."""
         given: dict[str, Any] = {}
         flags: dict[str, tuple[str, str]] = {}
-        for flag, names in self.options.items():
+        for flag in self.options:
             text = values.pop(parameter_name(flag))
             if text is None or text == ():
                 continue
-            for name in (names,) if isinstance(names, str) else names:
+            for name in self.names(flag):
                 setting = self.known[name]
                 if isinstance(text, tuple) and not is_repeated(setting):  # -n 4,8 -n 16
                     text = ",".join(text)
@@ -213,11 +217,6 @@ class _ClickCommand(click.Command):
         except click.NoSuchOption as error:
             raise ConfigError(unknown_option(self.name or "", self.command, error.option_name)) from None
 
-    def get_help(self, ctx: click.Context) -> str:
-        from prism_prm.cli.help_page import command_help
-
-        return command_help(ctx.command.name or "", self.command, everything=False)
-
     def _run(self, **values: Any) -> None:
         """Read the settings, and do the work."""
         check_alone(self.name or "")
@@ -256,19 +255,17 @@ def _parameters(command: Command) -> typing.Iterator[click.Parameter]:
     yield click.Option(["--json", "json"], is_flag=True)
     yield click.Option(["--quiet", "-q", "quiet"], is_flag=True)
     yield click.Option(["--verbose", "-v", "verbose"], is_flag=True)
-    for flags, everything in ((["--help", "-h"], False), (["--help-all"], True)):
-        yield click.Option(flags, is_flag=True, is_eager=True, expose_value=False, callback=_help_callback(everything))
+    for flags in (["--help", "-h"], ["--help-all"]):
+        yield click.Option(flags, is_flag=True, is_eager=True, expose_value=False, callback=_show_help)
 
 
-def _help_callback(everything: bool) -> Callable[[click.Context, click.Parameter, bool], None]:
-    def show(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-        if wanted:
-            from prism_prm.cli.help_page import command_help
+def _show_help(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from prism_prm.cli.help_page import command_help
 
-            click.echo(command_help(ctx.info_name or "", ctx.command.command, everything=everything))  # type: ignore[attr-defined]
-            ctx.exit()
-
-    return show
+        assert isinstance(ctx.command, _ClickCommand), "only these have --help-all"
+        click.echo(command_help(ctx.info_name or "", ctx.command.command, everything="--help-all" in parameter.opts))
+        ctx.exit()
 
 
 def unknown_option(name: str, command: Command, flag: str) -> str:
@@ -280,12 +277,15 @@ def unknown_option(name: str, command: Command, flag: str) -> str:
     ends = [setting for setting in command.known if setting == word or setting.endswith(f".{word}")]
     if ends:
         for short in command.grouped:
-            if any(ends[0].startswith(section) for section in GROUPED[short][0]):
+            if ends[0].startswith(GROUPED[short][0]):
                 return f"prism {name} has no option {flag}: write {short} {word}=VALUE"
         return f"prism {name} has no option {flag}: write --set {' or --set '.join(f'{end}=VALUE' for end in ends)}"
-    near = difflib.get_close_matches(flag, command.options, n=1)
-    meant = f" Did you mean {near[0]}?" if near else ""
-    return f"prism {name} has no option {flag}.{meant} See `prism {name} --help`."
+    return f"prism {name} has no option {flag}.{_nearest(flag, command.options)} See `prism {name} --help`."
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 class App(click.Group):
@@ -302,9 +302,9 @@ class App(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             if new := OLD_COMMANDS.get(args[0]):
                 raise ConfigError(f"there is no command `prism {args[0]}`: write {new}")
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            meant = f" Did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"there is no command `prism {args[0]}`.{meant} See `prism --help`.")
+            raise ConfigError(
+                f"there is no command `prism {args[0]}`.{_nearest(args[0], COMMANDS)} See `prism --help`."
+            )
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:  # noqa: ARG002

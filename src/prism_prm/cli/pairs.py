@@ -50,15 +50,14 @@ def pairs(settings: PairsCommand, out: Path) -> None:
     models rated. In lookahead pairs the wrong step is a later step of the same solution, offered too early.
     """
     from prism_prm.data.build_pairs import PairRecipe, build_pairs
+    from prism_prm.data.inputs import total_size
     from prism_prm.data.reader import Reader
     from prism_prm.data.same_problem import Exclusions, Splits
 
     splits = Splits(settings.split, settings.pairs.seed) if settings.split else None
     reader = Reader(settings.inputs, format=settings.format, options=settings.read)
     exclusions = Exclusions.read(settings.exclude, settings.exclude_ngram) if settings.exclude else None
-    sizes = [source.size() for source in reader.sources]
-    total = None if None in sizes else sum(size for size in sizes if size is not None)
-    with progress("Reading and pairing", total, unit="bytes") as advance:
+    with progress("Reading and pairing", total_size(reader.sources), unit="bytes") as advance:
         summary = build_pairs(reader, out, PairRecipe(settings.pairs, splits, exclusions), advance=advance)
     if not settings.diagnose:
         conclude(lambda: summary, lambda: _show(summary, out))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prism_prm.cli.ui import conclude, print_table, tell
+from prism_prm.plan.costs import GIB
 
 if TYPE_CHECKING:
     from prism_prm.plan.plan_run import Plan, ScoringJob
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from prism_prm.search.recipes import SearchRecipe
     from prism_prm.train.recipe import Recipe
 
-_GIB = 2**30
 _SHORT = {"gradients": "grads", "optimizer": "optim", "activations": "activ", "temporary": "temp"}
 """Parts of memory as the columns of a narrow table name them."""
 
@@ -45,14 +45,14 @@ def _show(found: Plan) -> None:
     rows = [
         [
             one.name,
-            *(f"{one.memory.parts[part] / _GIB:.1f}" if part in one.memory.parts else "–" for part in parts),
-            f"{one.memory.peak / _GIB:.1f}",
+            *(f"{one.memory.parts[part] / GIB:.1f}" if part in one.memory.parts else "–" for part in parts),
+            f"{one.memory.peak / GIB:.1f}",
             "yes" if one.fits else "no",
         ]
         for one in found.fits
     ]
     headers = ["", *(_SHORT.get(part, part) for part in parts), "peak", "fits"]
-    print_table(f"GiB per GPU, of {cluster.room / _GIB:.0f} usable", headers, rows)
+    print_table(f"GiB per GPU, of {cluster.room / GIB:.0f} usable", headers, rows)
     if found.remedies:
         tell(f"{found.fits[0].name} does not fit. Settings that make it fit:")
         for line in found.remedies:

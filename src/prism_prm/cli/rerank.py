@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.cli.options import Command, Out, check_store, families_of, narrow, prm_options
-from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.cli.ui import conclude_report, print_table
 from prism_prm.console import say
 from prism_prm.errors import ConfigError
 from prism_prm.models.load_settings import LoadSettings
@@ -52,7 +52,7 @@ def rerank(settings: RerankCommand, out: Path) -> None:
     on the public tests. Rerun to resume.
     """
     from prism_prm.aggregate import GIVEN
-    from prism_prm.report import PAGE, percent
+    from prism_prm.report import percent
     from prism_prm.search.rerank_pool import SELECTED, rerank_pool
     from prism_prm.search.rerank_report import notes, row_name
 
@@ -82,10 +82,9 @@ def rerank(settings: RerankCommand, out: Path) -> None:
         problems += [f"{count:,} not scored by {prm}" for prm, count in unscored.items() if count]
         if problems:
             say(f"Of {len(results.graded.pool.solutions):,} solutions: {', '.join(problems)}.")
-        tell(out / PAGE)
 
     say(f"Selected: {out / SELECTED}")
-    conclude(lambda: report_facts(out), show)
+    conclude_report(out, show)
 
 
 COMMAND = Command(

@@ -67,6 +67,10 @@ class ScoreCommand:
             raise ConfigError("--prm is given more than once: only --show scores with several PRMs")
         if not self.show and (self.limit is not None or self.threshold is not None):
             raise ConfigError("--limit and --threshold are for --show; without it, all steps are scored and written")
+        if self.plan.hardware and (self.show or self.pairs):
+            raise ConfigError("--plan counts all steps of the input; leave out --show and --pairs")
+        if self.split is not None and not self.pairs:
+            raise ConfigError("--split is for --pairs; for one split of a trees.parquet, add --set read.split=NAME")
         if self.pairs and (self.show or len(self.inputs) > 1):
             raise ConfigError("--pairs takes one folder of `prism pairs`, and no --show")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.cli.options import Command, Out, check_store, families_of, narrow, prm_options
 from prism_prm.cli.plan import show_plan
-from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.cli.ui import conclude_report, print_table
 from prism_prm.config import Count
 from prism_prm.console import say
 from prism_prm.errors import ConfigError
@@ -41,7 +41,6 @@ def search(settings: SearchCommand, out: Path | None) -> None:
     Writes pools that `prism rerank` reads, metrics.json, and a report with accuracy against n and tokens. Rerun to
     resume. A server's key is read from $OPENAI_API_KEY.
     """
-    from prism_prm.report import PAGE
     from prism_prm.search.search_task import search_task
 
     recipe = narrow(settings, SearchRecipe)
@@ -70,10 +69,9 @@ def search(settings: SearchCommand, out: Path | None) -> None:
             say(f"Aggregator: {used}")
         for note in filter(None, (point.empty_note() for point in points)):
             say(note)
-        tell(out / PAGE)
 
     say(f"Pools: {out / 'pools'}")
-    conclude(lambda: report_facts(out), show)
+    conclude_report(out, show)
 
 
 COMMAND = Command(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prism_prm.cli.options import Command, Out, narrow
-from prism_prm.cli.ui import conclude, report_facts, tell
+from prism_prm.cli.ui import conclude_report
 from prism_prm.config import Natural, Share
 from prism_prm.errors import ConfigError
 from prism_prm.lab.theory.report_theory import VerifierSettings
@@ -55,7 +55,6 @@ def theory(settings: TheoryCommand, out: Path) -> None:
     """Show what verifier errors do to Best-of-N, search and training, and check it on real scores."""
     from prism_prm.job import Job
     from prism_prm.lab.theory.report_theory import report_theory
-    from prism_prm.report import PAGE
 
     report = report_theory(
         out, narrow(settings, VerifierSettings), simulate=settings.simulate, runs=settings.runs, pool=settings.pool,
@@ -81,7 +80,7 @@ def theory(settings: TheoryCommand, out: Path) -> None:
             finally:  # a stopped map has what is measured so far
                 asymmetry.add_to(report)
                 report.write(out)
-    conclude(lambda: report_facts(out), lambda: tell(out / PAGE))
+    conclude_report(out)
 
 
 COMMAND = Command(

@@ -119,9 +119,18 @@ def conclude(facts: Callable[[], Mapping[str, Any]], show: Callable[[], None]) -
 
 def report_facts(out: Path) -> dict[str, Any]:
     """What --json gives of a command that writes a report: its metrics, and where the page is."""
+    from prism_prm.report import METRICS, PAGE
+
+    return {"report": str(out / PAGE), **json.loads((out / METRICS).read_text(encoding="utf-8"))}
+
+
+def conclude_report(out: Path, show: Callable[[], None] = lambda: None) -> None:
+    """The result of a command that wrote a report to `out`: for people, what `show` prints and the path of the page."""
     from prism_prm.report import PAGE
 
-    return {"report": str(out / PAGE), **json.loads((out / "metrics.json").read_text(encoding="utf-8"))}
+    conclude(lambda: report_facts(out), show)
+    if not wants_json():
+        tell(out / PAGE)
 
 
 def tell(text: object) -> None:

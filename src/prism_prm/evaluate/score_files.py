@@ -41,6 +41,7 @@ from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import atomic_file
 from prism_prm.job import KEY, is_made_for, locked_file
 from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.segments import SCORED
 from prism_prm.stats import number_clusters
 from prism_prm.store import CHUNK, Request, store_for
 from prism_prm.tree import StepTree
@@ -64,7 +65,7 @@ class ScoreReport:
     resumed: int
     """Chunks that an earlier run scored."""
     unjudged: int = 0
-    """Steps without a critic's verdict, which are skipped."""
+    """Steps without a critic's verdict, or thinking that the PRM does not score; they are skipped."""
     given: int = 0
     """Steps in the input."""
 
@@ -288,7 +289,7 @@ class TreesToScore:
     def _read(self) -> Iterator[StepTree]:
         path = Path(self.inputs[0])
         if len(self.inputs) == 1 and (path.name == TREE_TABLE or (path / TREE_TABLE).is_file()):
-            yield from iter_trees(path, advance=self._advance)
+            yield from iter_trees(path, split=self.options.split, advance=self._advance)
         elif self.format == "pool" or (self.format == "auto" and holds_pool(self.inputs)):
             yield from trees_of(iter_pool(self.inputs, self._advance, segmenter=self.options.segmenter))
         else:
@@ -361,7 +362,10 @@ def score_files(
     if trees.left_out:
         say(f"left out: {', '.join(f'{n} {reason}' for reason, n in trees.left_out.items())}")
     if report.unjudged:
-        say(f"{report.unjudged:,} steps were not judged by the critic and were skipped")
+        card = card_values(scorer)
+        is_context = card is not None and card.thinking != SCORED
+        why = "are thinking, which this PRM does not score," if is_context else "were not judged by the critic"
+        say(f"{report.unjudged:,} steps {why} and were skipped")
     if report.too_long:
         done = "scored without their earliest steps" if report.steps == report.given else "skipped"
         say(f"{report.too_long} steps exceeded the context of {scorer.context} tokens and were {done}")

@@ -301,11 +301,12 @@ def score_chunk(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[in
             sum(map(len, too_long)), prm.context, action, first,
         )  # fmt: skip
     scores = score_items(prm, items, [len(tree.nodes) for tree in trees], lambda i, node: describe(trees[i], node))
-    calibration = prm.card.calibration
-    return [
-        TreeScores(prm.outputs, log_odds_NO, long, calibration=calibration)
-        for log_odds_NO, long in zip(scores, too_long, strict=True)
-    ]
+    found = []
+    for log_odds_NO, wanted, long in zip(scores, nodes, too_long, strict=True):
+        is_nan_N = np.isnan(log_odds_NO[:, 0])
+        thinking = tuple(node for node in wanted if is_nan_N[node] and node not in long)
+        found.append(TreeScores(prm.outputs, log_odds_NO, long, thinking, prm.card.calibration))
+    return found
 
 
 def score_items(prm: PRM, items: Sequence[PackItem], sizes: Sequence[int], name: NameNode) -> list[np.ndarray]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.console import progress
 from prism_prm.data.tasks import load_task
-from prism_prm.evaluate.score_files import TreesToScore
+from prism_prm.evaluate.score_files import TreesToScore, with_segmenter
 from prism_prm.paths import named_places
 from prism_prm.plan.costs import (
     BYTES,
@@ -39,14 +40,15 @@ def plan_scoring(job: ScoringJob, cluster: Cluster, stand_in: StandIn) -> Plan:
     """Plan a run of `prism score`."""
     loading = job.loading
     skeleton = load_skeleton(
-        job.prm, stand_in=stand_in, family=loading.family, attn=loading.attn, on_cpu=cluster.on_cpu,
-        token_budget=loading.token_budget, context=loading.context,
+        job.prm, stand_in=stand_in, family=loading.family, compat=loading.compat, attn=loading.attn,
+        on_cpu=cluster.on_cpu, token_budget=loading.token_budget, context=loading.context,
     )  # fmt: skip
     skeleton.on_too_long = loading.on_too_long or "error"
-    trees = list(TreesToScore(job.inputs))
-    requests = [Request.all_of(tree) for tree in trees]
+    skeleton.card = replace(skeleton.card, thinking=loading.thinking or skeleton.card.thinking)
+    options = with_segmenter(None, [job.prm], PrmOptions(segmenter=loading.segmenter))
+    requests = [Request.all_of(tree) for tree in TreesToScore(job.inputs, options=options)]
     counter = CountingScorer(skeleton)
-    with tempfile.TemporaryDirectory() as folder, progress("trees", len(trees)) as advance:
+    with tempfile.TemporaryDirectory() as folder, progress("trees", len(requests)) as advance:
         ScoreStore(Path(folder), counter).fill(requests, advance=advance)
     size = BYTES.get(loading.dtype or "", 2)
     setup = Setup(weights=size, compute=size, kernel=kernel_of(skeleton.module))
@@ -115,13 +117,13 @@ def plan_search(recipe: SearchRecipe, cluster: Cluster, stand_ins: Mapping[str, 
     kind, _, place = recipe.policy.name.partition(":")
     if kind == "hf":
         size = BYTES.get(recipe.policy.dtype or "", 2)
-        sizes, _, replaced = backbone_sizes(place, stand_ins.get(place, stand_ins[""]))
+        sizes, replaced = backbone_sizes(place, stand_ins[place])
         add("policy", sizes, Setup(weights=size, compute=size), writes=True)
         notes += [f"policy, not its own: {note}" for note in replaced]
     else:
         notes.append(f"the policy is served ({recipe.policy.name}); its cost is not counted")
     for name, prm in named_places(recipe.prm).items():
-        skeleton = load_skeleton(prm, stand_in=stand_ins.get(prm, stand_ins[""]))
+        skeleton = load_skeleton(prm, stand_in=stand_ins[prm])
         add(name, skeleton.sizes, Setup(weights=2, compute=2), writes=False)
         notes += [f"{name}, not its own: {note}" for note in skeleton.notes]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -181,7 +182,8 @@ def plan_run(
     elif assignments:
         raise ConfigError("assignments apply to a recipe file; change an object with dataclasses.replace")
     named = {name: StandIn(place, tokenizer) for name, place in map(split_name, config)}
-    stand_ins = {"": StandIn(tokenizer=tokenizer), **named}  # "" is for all models that are not named
+    default = named.get("", StandIn(tokenizer=tokenizer))
+    stand_ins = defaultdict(lambda: default, named)
     # Missing data and models raise before torch is imported.
     if isinstance(what, Recipe):
         check_data(what)
@@ -193,16 +195,16 @@ def plan_run(
         kind, _, policy = what.policy.name.partition(":")
         models = [*([policy] if kind == "hf" else []), *named_places(what.prm).values()]
     for model in models:
-        stand_ins.get(model, stand_ins[""]).check(model)
+        stand_ins[model].check(model)
     if isinstance(what, Recipe):
         from prism_prm.plan.plan_training import plan_training
 
-        return plan_training(what, cluster, stand_ins[""], None if margins is None else Path(margins))
+        return plan_training(what, cluster, default, None if margins is None else Path(margins))
     from prism_prm.plan.plan_inference import plan_scoring, plan_search
 
     if isinstance(what, SearchRecipe):
         return plan_search(what, cluster, stand_ins, solution_tokens)
-    return plan_scoring(what, cluster, stand_ins[""])
+    return plan_scoring(what, cluster, default)
 
 
 def read_any(path: str | Path, assignments: Sequence[str] = ()) -> Recipe | SearchRecipe:

@@ -56,13 +56,15 @@ KERNELS = {
 def plan_training(recipe: Recipe, cluster: Cluster, stand_in: StandIn, margins: Path | None = None) -> Plan:
     """Plan a run of `prism train`."""
     base, hardware = recipe.base, recipe.hardware
+    family, settings = (base.family, None) if base.prm else recipe.new_layout
     prm = load_skeleton(
-        str(base.prm or base.backbone), stand_in=stand_in, fresh=not base.prm, family=base.family, layers=base.layers,
-        attn=hardware.attn, on_cpu=cluster.on_cpu, token_budget=hardware.score_tokens,
+        str(base.prm or base.backbone), stand_in=stand_in, fresh=not base.prm, family=family, settings=settings,
+        layers=base.layers, attn=hardware.attn, on_cpu=cluster.on_cpu, token_budget=hardware.score_tokens,
     )  # fmt: skip
     sizes = prm.sizes
     notes = [f"not the model's own: {note}" for note in prm.notes]
-    num_rounds, num_scores = len(recipe.curriculum.round_names()), 0
+    names = recipe.curriculum.round_names()
+    num_rounds, num_scores = len(names), 0
     scorings: list[tuple[str, CountingScorer, int]] = []
     with tempfile.TemporaryDirectory() as folder:
         make_data(recipe, Job(folder))
@@ -71,7 +73,7 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand_in: StandIn, margins: 
         train, kinds, fitting = examples_that_fit(Split.read(data, TRAIN), recipe, prm)  # type: ignore[arg-type]
         if fitting["too_long"]:
             notes.append(f"{fitting['too_long']:,} examples are longer than the context and are skipped")
-        # Margins and validation share a score store, so no step is scored twice.
+        # Margins, the reference and validation share a score store, so no step is scored twice.
         store = Path(folder) / "scores"
         if needs_margins(train, recipe):
             counter = CountingScorer(prm)
@@ -79,6 +81,12 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand_in: StandIn, margins: 
                 score_examples(ScoreStore(store, counter), train, advance=advance)
             scorings.append(("margins", counter, num_rounds if recipe.curriculum.rescore else 1))
             num_scores += 2 * len(train)
+        if recipe.objective.name == "implicit":
+            counter = CountingScorer(prm)
+            with progress("reference", len(train)) as advance:
+                score_examples(ScoreStore(store, counter), train, advance=advance)
+            scorings.append(("reference", counter, 1))
+            num_scores += counter.tally.total.reads
         if recipe.validation.split:
             counter = CountingScorer(prm)
             held_out = Validation.of(Split.read(data, recipe.validation.split), prm, recipe.validation)  # type: ignore[arg-type]
@@ -87,7 +95,7 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand_in: StandIn, margins: 
             scorings.append(("validation", counter, 1 + num_rounds))
             num_scores += (1 + num_rounds) * (len(held_out.steps) + 2 * len(held_out.pairs))
 
-    names, known = recipe.curriculum.round_names(), None
+    known = None
     if needs_margins(train, recipe):
         if margins is not None:
             known = read_margins(margins, train)
@@ -116,14 +124,10 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand_in: StandIn, margins: 
     accumulates = max(count.passes for count in counts) > 1
     sharded = hardware.sharding == "fsdp" and cluster.count > 1
     setup = replace(
-        setup_of(hardware, prm.module),
-        accumulates=accumulates,
-        on_cpu=cluster.on_cpu,
-        gpus=cluster.count,
-        sharded=sharded,
+        setup_of(hardware, module), accumulates=accumulates, on_cpu=cluster.on_cpu, gpus=cluster.count, sharded=sharded
     )
-    score_bytes = BYTES[hardware.dtype]  # scores use the weights' own dtype; only cached states may have 16 bits
-    stages = [counter.stage(name, cluster, score_bytes, times) for name, counter, times in scorings]
+    # Scores use the weights' own dtype; only cached states may have 16 bits.
+    stages = [counter.stage(name, cluster, setup.weights, times) for name, counter, times in scorings]
     for count in counts:
         flops, busiest = count.flops(sizes, setup), count.busiest(sizes, setup)
         stages.append(
@@ -178,8 +182,7 @@ def plan_training(recipe: Recipe, cluster: Cluster, stand_in: StandIn, margins: 
 
 def setup_of(hardware: HardwareSettings, module: PrmModule) -> Setup:
     """The setup of a recipe on one GPU."""
-    weights = BYTES[hardware.dtype]
-    lora = hardware.lora
+    weights, lora = BYTES[hardware.dtype], hardware.lora
     return Setup(
         weights=weights, compute=min(2, weights) if hardware.mixed_precision == "bf16" else weights,
         kernel=kernel_of(module), checkpointing=hardware.gradient_checkpointing, frozen=hardware.frozen_layers,

@@ -17,14 +17,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel
 
-from prism_prm.aggregate import CardValues
 from prism_prm.backends.open_rival import rival_place
 from prism_prm.backends.open_scorer import ensemble_place
 from prism_prm.console import Advance, ignore
 from prism_prm.data.pair_examples import as_one_tree
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.attention import BLOCK, FLEX_BLOCK, check_attention
-from prism_prm.models.card import find_card
+from prism_prm.models.card import Card, find_card, prm_folder
 from prism_prm.models.families import find_family
 from prism_prm.models.families.base import Family
 from prism_prm.models.model_files import CONFIG_FILE, config_folder, load_tokenizer, plain_folder, readable
@@ -48,10 +47,10 @@ class Skeleton:
     family: Family
     token_budget: int
     context: int
-    on_too_long: str = "error"
-    card: CardValues = field(default_factory=CardValues)
-    notes: tuple[str, ...] = ()
+    card: Card
+    notes: tuple[str, ...]
     """Which parts are not the PRM's own."""
+    on_too_long: str = "error"
 
     @property
     def sizes(self) -> ModelSizes:
@@ -65,6 +64,7 @@ def load_skeleton(
     fresh: bool = False,
     family: str | None = None,
     settings: Mapping[str, str] | None = None,
+    compat: bool | None = None,
     layers: int | None = None,
     attn: str = "sdpa",
     on_cpu: bool = False,
@@ -74,6 +74,8 @@ def load_skeleton(
     """Build a PRM, or with `fresh` the PRM that `init_prm` would make from a language model, without weights."""
     if ensemble_place(name) is not None or rival_place(name) is not None:
         raise ConfigError(f"--plan: {name} is no single PRM, whose cost would be known; plan without it")
+    if not fresh:
+        name = str(prm_folder(name))
     folder, config, notes = _load_config(name, stand_in, attn)
     if layers is not None:
         if layers > config.num_hidden_layers:
@@ -83,18 +85,16 @@ def load_skeleton(
             config.layer_types = list(config.layer_types)[:layers]
     if fresh:
         kind = find_family(family or "qwen")
-        chosen: Mapping[str, str] = settings or {}
-        compat = False
+        card = Card(kind.name, settings or {})
     else:
-        card, kind = find_card(name, folder or Path(name), config, family, settings)
-        chosen, compat = card.settings, card.compat
+        card, kind = find_card(name, folder or Path(name), config, family, settings, compat)
     tokenizer, more = _load_tokenizer(name, folder, stand_in)
     missing = [token for token in kind.new_tokens if token not in tokenizer.get_vocab()]
     if missing and (fresh or more):
         tokenizer.add_tokens(missing, special_tokens=True)
         if fresh:
             config.vocab_size = max(config.vocab_size, len(tokenizer))
-    layout = kind(tokenizer, compat=compat, settings=chosen)
+    layout = kind(tokenizer, compat=card.compat, settings=card.settings)
     with torch.device("meta"):
         backbone = AutoModel.from_config(config)
         head = layout.make_head(config.hidden_size, config)
@@ -103,18 +103,18 @@ def load_skeleton(
     module = PrmModule(backbone, head, layout)
     module.planned_for = "cpu" if on_cpu else "cuda"
     budget = token_budget or (8192 if on_cpu else 16384)
-    return Skeleton(module, layout, budget, context or config.max_position_embeddings, notes=(*notes, *more))
+    return Skeleton(module, layout, budget, context or config.max_position_embeddings, card, (*notes, *more))
 
 
-def backbone_sizes(name: str, stand_in: StandIn = StandIn()) -> tuple[ModelSizes, int, tuple[str, ...]]:  # noqa: B008
-    """The sizes of a language model with its output layer, its vocabulary size, and which parts are not its own."""
+def backbone_sizes(name: str, stand_in: StandIn) -> tuple[ModelSizes, tuple[str, ...]]:
+    """The sizes of a language model with its output layer, and which parts are not its own."""
     _, config, notes = _load_config(name, stand_in, "sdpa")
     with torch.device("meta"):
         backbone = AutoModel.from_config(config)
         output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
     if config.tie_word_embeddings:
         output.weight = backbone.get_input_embeddings().weight
-    return sizes_of(backbone, output), config.vocab_size, notes
+    return sizes_of(backbone, output), notes
 
 
 def _load_config(name: str, stand_in: StandIn, attn: str) -> tuple[Path | None, Any, tuple[str, ...]]:

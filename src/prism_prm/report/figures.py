@@ -47,18 +47,16 @@ STYLES: tuple[Style, ...] = (
 )
 """Colors after Okabe and Ito, some darkened for white paper; distinguishable with common color blindness."""
 
+_SERIES_IN_DARK = ("#58b0ea", "#f28e4c", "#2fcf9f", "#dd8fc4", "#e6b83c", "#9ad2f7", "#b8b8b8")
 _INK, _GRID = "#010203", "#040506"
 _THEME = {
     # drawn as → (variable, light, dark)
     _INK: ("--ink", "#1f2328", "#e6edf3"),
     _GRID: ("--grid", "#d8dee4", "#3a424c"),
-    STYLES[0].color: ("--series-1", STYLES[0].color, "#58b0ea"),
-    STYLES[1].color: ("--series-2", STYLES[1].color, "#f28e4c"),
-    STYLES[2].color: ("--series-3", STYLES[2].color, "#2fcf9f"),
-    STYLES[3].color: ("--series-4", STYLES[3].color, "#dd8fc4"),
-    STYLES[4].color: ("--series-5", STYLES[4].color, "#e6b83c"),
-    STYLES[5].color: ("--series-6", STYLES[5].color, "#9ad2f7"),
-    STYLES[6].color: ("--series-7", STYLES[6].color, "#b8b8b8"),
+    **{
+        style.color: (f"--series-{i}", style.color, dark)
+        for i, (style, dark) in enumerate(zip(STYLES, _SERIES_IN_DARK, strict=True), 1)
+    },
 }
 
 _STYLE = {

@@ -67,14 +67,9 @@ _answer_ids = itertools.count()
 class DocumentCache:
     """A cache of documents; an entry is valid while the files of its document do not change."""
 
-    def __init__(self, results: ShownResults) -> None:
-        self.results = results
+    def __init__(self) -> None:
         self._bodies: dict[str, tuple[str, bytes]] = {}
         self._lock = threading.Lock()
-
-    def documents(self) -> dict[str, Document]:
-        """The current documents; a place that cannot be read gets a document with the error."""
-        return find_documents(self.results, show_broken=True)
 
     def body(self, name: str, document: Document, stamp: str) -> bytes:
         """The body for a state of the files; built one at a time, since a large one takes memory."""
@@ -101,7 +96,8 @@ def build_app(engine: ServeEngine, keys: KeyRing, results: ShownResults) -> Gate
         title="prism serve", version=__version__, description=ABOUT, lifespan=running, docs_url=None, redoc_url=None
     )
     app.state.engine = engine
-    app.state.cache = DocumentCache(results)
+    app.state.cache = DocumentCache()
+    app.state.results = results
     app.state.started = int(time.time())
     app.state.logged = set()
     app.include_router(router)
@@ -342,8 +338,7 @@ def _documents(request: Request) -> dict[str, Document]:
     """The results, and the last searches of the caller's key."""
     searches = request.app.state.engine.searches
     own: dict[str, Document] = {} if searches is None else searches.documents(request.scope["owner"])
-    cache: DocumentCache = request.app.state.cache
-    return own | cache.documents()
+    return own | find_documents(request.app.state.results, show_broken=True)
 
 
 def _cards(request: Request) -> list[dict[str, Any]]:

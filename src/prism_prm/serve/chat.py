@@ -75,7 +75,7 @@ def read_request(body: schemas.ChatRequest, searches: Searches) -> tuple[ChatSea
     rule, prm, settings = searches.read_name(body.model)
     if body.stream and body.n > 1:
         raise DataError(f"stream sends one answer, but n = {body.n}; leave out one of them.")
-    most = searches.num_solutions(settings)
+    most = settings.n if settings.method == "best-of-n" else settings.width
     if body.n > most:
         raise DataError(f"n = {body.n:,}, but {rule}-{settings.n} finds at most {most} solutions.")
     roles = ["system" if message.role == "developer" else message.role for message in body.messages]

@@ -17,16 +17,26 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from prism_prm import __version__
 from prism_prm.aggregate import choose_aggregator, choose_threshold, is_scored, solution_score
 from prism_prm.config import read_toml
+from prism_prm.data.inputs import as_places
 from prism_prm.data.pools import read_pool
 from prism_prm.errors import DataError, PrismError
 from prism_prm.evaluate.benchmarks import REDUNDANCY_THRESHOLD, Item, find_benchmark, read_benchmark
 from prism_prm.evaluate.measure import Steps, read_steps
 from prism_prm.evaluate.report import steps_file
-from prism_prm.evaluate.score_files import judgment
+from prism_prm.evaluate.score_files import (
+    TreesToScore,
+    card_of_scores,
+    inputs_of_scores,
+    judgment,
+    read_scores,
+    scores_of_trees,
+)
 from prism_prm.file_types import read_json, reading_parquet
 from prism_prm.files import JsonLines
 from prism_prm.paths import nearest, own_name, split_name
@@ -87,11 +97,16 @@ class ShownResults:
     """For labeled data and pairs: the split that was measured."""
 
     @classmethod
-    def named(cls, given: Sequence[str | Path], data: Sequence[str] = (), split: str | None = None) -> ShownResults:
+    def named(
+        cls,
+        given: str | Path | Sequence[str | Path],
+        data: str | Path | Sequence[str | Path] = (),
+        split: str | None = None,
+    ) -> ShownResults:
         """Places given as `PLACE` or `NAME=PLACE`."""
-        pairs = [split_name(str(one)) for one in given]
+        pairs = [split_name(str(one)) for one in as_places(given)]
         places = [Place(name or own_name(path).removesuffix(".parquet"), Path(path)) for name, path in pairs]
-        return cls(tuple(places), tuple(data), split)
+        return cls(tuple(places), tuple(map(str, as_places(data))), split)
 
     def id_of(self, place: Place, key: str = "") -> str:
         """The id of a place's document; it stays the same while results grow."""
@@ -312,9 +327,6 @@ def scored_documents(place: Place, results: ShownResults) -> list[Document] | No
 def _is_table(place: Place) -> bool:
     if not place.path.is_file() or place.path.suffix != ".parquet":
         return False
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         return {"log_odds", "content_hash", "model_hash"} <= set(pq.read_schema(place.path).names)
     except (OSError, pa.ArrowException):
@@ -322,14 +334,6 @@ def _is_table(place: Place) -> bool:
 
 
 def _scored(tables: list[Place], results: ShownResults) -> dict[str, Any]:
-    from prism_prm.evaluate.score_files import (
-        TreesToScore,
-        card_of_scores,
-        inputs_of_scores,
-        read_scores,
-        scores_of_trees,
-    )
-
     data = results.data or tuple(dict.fromkeys(name for table in tables for name in inputs_of_scores(table.path)))
     if not data:
         raise DataError(f"{tables[0].path}: the files that were scored are unknown; name them with --data")
@@ -594,8 +598,6 @@ def _numbers(pool: Path) -> dict[str, int]:
 
 @cached_until_changed(FEW, missing={})
 def _solutions(table: Path) -> Rows:
-    import pyarrow.parquet as pq
-
     with reading_parquet(table, AGAIN):
         known = set(pq.read_schema(table).names)
         columns = [*GRADES, *(name for name in (*OF_PROGRAMS, "chosen") if name in known)]
@@ -606,8 +608,6 @@ def _solutions(table: Path) -> Rows:
 @cached_until_changed(MANY, missing=())
 def _problems(table: Path) -> tuple[int, ...]:
     """The indices of its problems; empty unless they ask for programs."""
-    import pyarrow.parquet as pq
-
     with reading_parquet(table, AGAIN):
         if not {*GRADES, *OF_PROGRAMS} <= set(pq.read_schema(table).names):
             return ()

@@ -55,7 +55,7 @@ def view_results(
         ['errors']
     """
     keep_inputs([*as_places(results), *as_places(data)], [out])
-    documents = find_documents(ShownResults.named(as_places(results), tuple(map(str, as_places(data))), split))
+    documents = find_documents(ShownResults.named(results, data, split))
     write_text(out, static_page(documents))
     return documents
 

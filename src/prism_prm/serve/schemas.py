@@ -28,32 +28,15 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_fields(cls, given: Any) -> Any:
-        unknown = (
-            next((name for name in given if name not in cls.model_fields), None) if isinstance(given, dict) else None
-        )
-        if unknown is not None:
-            raise ValueError(f"unknown field {unknown[:40]!r}; known: {', '.join(cls.model_fields)}")
+        unknown = [name for name in given if name not in cls.model_fields] if isinstance(given, dict) else []
+        if unknown:
+            raise ValueError(f"unknown field {unknown[0][:40]!r}; known: {', '.join(cls.model_fields)}")
         return given
-
-
-class Message(BaseModel):
-    """A turn of a chat. In the assistant's turn `<extra_0>` ends each step, for every family of PRMs."""
-
-    model_config = ConfigDict(extra="ignore")
-    role: Literal["system", "developer", "user", "assistant"]
-    content: String | Many[TextPart]
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
 
 
 class TextPart(BaseModel):
     """A text part of a turn."""
 
-    model_config = ConfigDict(extra="ignore")
     type: Literal["text"]
     text: String
 
@@ -65,10 +48,22 @@ class TextPart(BaseModel):
         return given
 
 
+class Message(BaseModel):
+    """A turn of a chat. In the assistant's turn `<extra_0>` ends each step, for every family of PRMs."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: String | Many[TextPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class PoolingRequest(BaseModel):
     """vLLM's request: `messages`, or `input` with texts or token ids. Other fields are ignored."""
 
-    model_config = ConfigDict(extra="ignore")
     model: Model = None
     messages: Many[Message] | None = None
     input: String | Ids | Many[String] | Many[Ids] | None = None
@@ -196,7 +191,6 @@ class TokensAnswer(BaseModel):
 class RewardRequest(BaseModel):
     """OpenRLHF's request: each query is a prompt with its completion."""
 
-    model_config = ConfigDict(extra="ignore")
     query: Many[String]
     prompts: Many[String]
     labels: list[Any] | None = None
@@ -252,7 +246,6 @@ class ModelsAnswer(BaseModel):
 class StreamOptions(BaseModel):
     """OpenAI's options of a stream."""
 
-    model_config = ConfigDict(extra="ignore")
     include_usage: bool = False
 
 
@@ -348,6 +341,3 @@ class ErrorAnswer(BaseModel):
     """The body of every response with a status other than 2xx."""
 
     error: ErrorBody
-
-
-Message.model_rebuild()

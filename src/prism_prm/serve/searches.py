@@ -138,18 +138,14 @@ class SearchMetrics:
         waiting = Gauge("prism_waiting_searches", "Searches that wait or run.", registry=registry)
         waiting.set_function(lambda: admission.num_requests)
         self.running = Gauge("prism_running_searches", "Searches that run.", registry=registry)
-        self.policy_tokens = Histogram(
-            "prism_search_policy_tokens", "Tokens that the policy wrote for one answer.", ["rule"], registry=registry,
-            buckets=[10**k * digit for k in range(1, 6) for digit in (1, 3)],
-        )  # fmt: skip
-        self.prm_tokens = Histogram(
-            "prism_search_prm_tokens", "Tokens that the PRM read for one answer.", ["rule"], registry=registry,
-            buckets=[10**k * digit for k in range(1, 6) for digit in (1, 3)],
-        )  # fmt: skip
-        self.rounds = Histogram(
-            "prism_search_rounds", "Rounds of one search.", ["rule"], registry=registry,
-            buckets=(1, 2, 4, 8, 16, 32, 64),
-        )  # fmt: skip
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"prism_search_{name}", text, ["rule"], registry=registry, buckets=buckets)
+
+        tokens = [10**k * digit for k in range(1, 6) for digit in (1, 3)]
+        self.policy_tokens = histogram("policy_tokens", "Tokens that the policy wrote for one answer.", tokens)
+        self.prm_tokens = histogram("prm_tokens", "Tokens that the PRM read for one answer.", tokens)
+        self.rounds = histogram("rounds", "Rounds of one search.", (1, 2, 4, 8, 16, 32, 64))
 
 
 class Searches:
@@ -260,10 +256,6 @@ class Searches:
             raise DataError(f"The model {name[:100]!r}: {error}") from None
         return matched[1], prm, settings
 
-    def num_solutions(self, settings: SearchSettings) -> int:
-        """The most solutions that a search finds."""
-        return settings.n if settings.method == "best-of-n" else settings.width
-
     async def run(self, ask: ChatSearch, owner: Hashable, since: float) -> Searched:
         """Search; RefusedError if there is no room, time is up, or the policy fails. Canceling it stops the work."""
         stopped = threading.Event()
@@ -326,11 +318,9 @@ class Searches:
             self._count_running(-1)
         assert result is not None, "a search has a result"
         found = self._select(ask, engine.settings.effective_aggregator, result, prompt_tokens, num_rounds)
-        for metric, value in (
-            (self.metrics.policy_tokens, found.policy_tokens), (self.metrics.prm_tokens, found.prm_tokens),
-            (self.metrics.rounds, num_rounds),
-        ):  # fmt: skip
-            metric.labels(ask.rule).observe(value)
+        self.metrics.policy_tokens.labels(ask.rule).observe(found.policy_tokens)
+        self.metrics.prm_tokens.labels(ask.rule).observe(found.prm_tokens)
+        self.metrics.rounds.labels(ask.rule).observe(num_rounds)
         how = {
             "method": ask.rule, "n": settings.n, "prm": ask.prm, "aggregator": found.aggregator, "seed": settings.seed,
             "threshold": choose_threshold(None, card_values(self.prms[ask.prm])).value,

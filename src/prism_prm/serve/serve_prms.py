@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from prism_prm.backends.open_scorer import PrmOptions, check_scorer, remote_place
 from prism_prm.backends.policy import PolicySettings, check_policy
 from prism_prm.console import say
-from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, MissingExtraError
 from prism_prm.paths import split_name
 from prism_prm.search.methods import SearchSettings
@@ -60,7 +59,7 @@ def serve_prms(
         >>> serve_prms({"mine": "my-prm"}, settings)  # doctest: +SKIP
     """
     settings = settings or ServeSettings()
-    shown = ShownResults.named(as_places(results), tuple(map(str, as_places(data))), split)
+    shown = ShownResults.named(results, data, split)
     if not prms and not shown.places:
         raise ConfigError("nothing to serve; name a PRM with --prm, or results with --results")
     policy = PolicySettings(policy) if isinstance(policy, str) else policy

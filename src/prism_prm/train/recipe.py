@@ -7,7 +7,7 @@ curriculum.py, and all other sections here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -283,6 +283,13 @@ class Recipe:
                     "objective.name = 'implicit' trains a language model, its own reference at the start: set "
                     "base.backbone to it, and no base.prm or base.family."
                 )
+
+    @property
+    def new_layout(self) -> tuple[str, Mapping[str, str]]:
+        """The family of a PRM made from a backbone, and the settings of its layout."""
+        if self.objective.name == "implicit":
+            return "implicit", {**self.base.settings, "beta": repr(self.objective.beta)}
+        return self.base.family or "qwen", self.base.settings
 
 
 def check_places(recipe: Recipe) -> None:

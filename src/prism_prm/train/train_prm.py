@@ -134,9 +134,7 @@ def train_prm(
         if isinstance(place, Path) and not run.is_done(place):
             if is_main:
                 assert recipe.base.backbone
-                family, settings = recipe.base.family or "qwen", recipe.base.settings
-                if recipe.objective.name == "implicit":
-                    family, settings = "implicit", {**settings, "beta": repr(recipe.objective.beta)}
+                family, settings = recipe.new_layout
                 init_prm(
                     recipe.base.backbone, family=family, settings=settings,
                     dtype=recipe.hardware.dtype, device="cpu", seed=recipe.seed, layers=recipe.base.layers,

@@ -1,7 +1,7 @@
 // The page: tabs for the views, the chosen document of each, the API key, and polling while a run is active.
 //
 // A view is {kind, tab, render(root, found, page)}. `found` is a document, built by Python; `page` has load(id) for more
-// documents, isLive, models and score(). render may return a callback for a changed document; otherwise the view is
+// documents, models, score() and guarded(). render may return a callback for a changed document; otherwise the view is
 // rendered again. The view "try" has no document: it is shown if the server has models.
 
 import { brokenView } from "./broken.js";
@@ -76,9 +76,6 @@ function documents(view) {
 }
 
 const page = {
-  get isLive() {
-    return source.isLive;
-  },
   get models() {
     return models;
   },

@@ -57,6 +57,11 @@ function render(root, given) {
     drawChart(parts.kl, { ...common, lines, caption: NUMBERS.kl, yName: "nats per solution" });
   }
 
+  function show() {
+    replace(parts.table, h("summary", {}, "All numbers"), allNumbers(found));
+    draw();
+  }
+
   function drawChoice() {
     const options = found.problems.map((text, number) => [String(number), `${number + 1}. ${line(text, 80)}`]);
     const select = choose(options, String(state.problem), (value) => {
@@ -82,8 +87,7 @@ function render(root, given) {
   onArrows(root, (by) => go(state.at + by));
   onWidth(parts.gold, drawCharts);
   drawChoice();
-  replace(parts.table, h("summary", {}, "All numbers"), table(found));
-  draw();
+  show();
 
   return (changed) => {
     const followed = state.at >= found.updates.length - 1;
@@ -91,8 +95,7 @@ function render(root, given) {
     found = changed;
     if (followed) state.at = found.updates.length - 1;
     if (found.problems.length !== known) drawChoice();
-    replace(parts.table, h("summary", {}, "All numbers"), table(found));
-    draw();
+    show();
   };
 }
 
@@ -127,7 +130,7 @@ function facts(found, at) {
   return [...lines, ...numbers];
 }
 
-function table(found) {
+function allNumbers(found) {
   const names = Object.keys(found.numbers);
   const head = ["update", ...found.lines.map((one) => one.title), ...names.map((name) => NUMBERS[name] ?? name)];
   const rows = found.updates.map((update, at) => [
@@ -135,14 +138,20 @@ function table(found) {
     ...found.lines.map((one) => unit(one)(one.points[at][0])),
     ...names.map((name) => shown(name, found.numbers[name][at])),
   ]);
+  return table("All numbers", head, rows);
+}
+
+// A table that scrolls sideways; the first cell of a row is its header.
+function table(label, head, rows) {
+  const cells = ([first, ...rest]) => [h("th", { scope: "row" }, first), rest.map((text) => h("td", {}, text))];
   return h(
     "div",
-    { class: "wide", tabindex: "0", role: "region", "aria-label": "All numbers" },
+    { class: "wide", tabindex: "0", role: "region", "aria-label": label },
     h(
       "table",
       {},
       h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", {}, rows.map(([update, ...rest]) => h("tr", {}, h("th", { scope: "row" }, update), rest.map(cell)))),
+      h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))),
     ),
   );
 }
@@ -155,29 +164,13 @@ function exploits(measured) {
     `Of ${count(measured.wrong_steps)} labeled wrong steps, the PRM of this round passes ` +
     `${share(measured.passed_before)}, the retrained one ${share(measured.passed_after)}.`;
   const head = ["step", "count", "score before", "score after"];
-  const rows = measured.most_frequent.map((one) => [count(one.count), percent(one.score_before), percent(one.score_after)]);
+  const scores = (one) => [percent(one.score_before), percent(one.score_after)];
+  const rows = measured.most_frequent.map((one) => [one.step, count(one.count), ...scores(one)]);
   return [
     h("h2", { class: "part" }, "What it exploited"),
     h("p", { class: "note" }, note),
-    h(
-      "div",
-      { class: "wide", tabindex: "0", role: "region", "aria-label": "Most frequent exploits" },
-      h(
-        "table",
-        {},
-        h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))),
-        h(
-          "tbody",
-          {},
-          rows.map((row, at) => h("tr", {}, h("th", { scope: "row" }, measured.most_frequent[at].step), row.map(cell))),
-        ),
-      ),
-    ),
+    table("Most frequent exploits", head, rows),
   ];
-}
-
-function cell(text) {
-  return h("td", {}, text);
 }
 
 // The solutions of a problem at the last evaluation up to an update; the greedy one comes last.

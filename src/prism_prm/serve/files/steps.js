@@ -2,6 +2,7 @@
 // enough by itself.
 
 import { field, h, percent, replace, words } from "./dom.js";
+import { drawFacts } from "./parts.js";
 
 // A step counts as right above the threshold; null: no score.
 export function isRight(probability, threshold) {
@@ -129,7 +130,7 @@ export function scoreCell(name, probability) {
 }
 
 // A card for each PRM with a slider for its threshold: calls onMove() while it moves, onRelease() when it is released.
-// `lines` adds facts: lines(which, thresholds) → [[term, text]].
+// `lines` adds facts: lines(which) → [[term, text]].
 export function prmCards(prms, thresholds, onMove, { lines = () => [], onRelease = () => {} } = {}) {
   const cards = prms.map((prm, which) => {
     const facts = h("dl", { class: "facts" });
@@ -140,10 +141,7 @@ export function prmCards(prms, thresholds, onMove, { lines = () => [], onRelease
       replace(shown, percent(thresholds[which]));
       slider.setAttribute("aria-valuetext", percent(thresholds[which]));
       reset.hidden = thresholds[which] === prm.threshold;
-      replace(
-        facts,
-        lines(which, thresholds).map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))),
-      );
+      drawFacts(facts, lines(which));
     };
     const move = (value) => {
       thresholds[which] = value;
