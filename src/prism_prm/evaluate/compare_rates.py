@@ -21,7 +21,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.job import Job
 from prism_prm.metrics import FN, FP, TN, TP, prmbench_score
 from prism_prm.paths import check_name
-from prism_prm.report import NO_DATA, Report, escaped, percent
+from prism_prm.report import Report, escaped, percent
 
 SLOPES = (0.8, 1.0, 1.2)
 """Slopes of the ROC curve for which the shift is computed."""
@@ -205,9 +205,9 @@ def _build_report(known: Mapping[str, Rates], prevalence: float | None) -> Repor
     headers = ["PRM", "TPR ↑", "FPR ↓", "d′ ↑", *(f"shifted, slope {slope}" for slope in SLOPES)]
     rows = []
     for name, own in known.items():
-        shifted = [percent(fpr) for fpr in controls[name].shifted.values()] if name in controls else [NO_DATA] * 3
+        shifted = controls[name].shifted.values() if name in controls else [None] * len(SLOPES)
         d_prime = f"{own.d_prime:.3f}".replace("-", "−")
-        rows.append([name, percent(own.tpr, digits=2), percent(own.fpr, digits=2), d_prime, *shifted])
+        rows.append([name, percent(own.tpr, digits=2), percent(own.fpr, digits=2), d_prime, *map(percent, shifted)])
     report.metrics |= {
         "prism_prm": __version__,
         "prevalence": prevalence,
@@ -226,7 +226,7 @@ def _build_report(known: Mapping[str, Rates], prevalence: float | None) -> Repor
         score = best.prm_score(prevalence)
         headers += ["PRMScore ↑", *["printed"] * any(own.printed is not None for own in known.values())]
         for row, (name, own) in zip(rows, known.items(), strict=True):
-            row += [percent(own.prm_score(prevalence)), NO_DATA if own.printed is None else percent(own.printed)]
+            row += [percent(own.prm_score(prevalence)), percent(own.printed)]
             del row[len(headers) :]
             report.metrics["rates"][name] |= {"prm_score": own.prm_score(prevalence), "printed_score": own.printed}
         report.metrics["best_shift"] = {"tpr": best.tpr, "fpr": best.fpr, "prm_score": score}
