@@ -21,7 +21,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.job import Job
 from prism_prm.metrics import FN, FP, TN, TP, prmbench_score
 from prism_prm.paths import check_name
-from prism_prm.report import Report, escaped, percent
+from prism_prm.report import NO_DATA, Report, escaped, percent
 
 SLOPES = (0.8, 1.0, 1.2)
 """Slopes of the ROC curve for which the shift is computed."""
@@ -205,9 +205,9 @@ def _build_report(known: Mapping[str, Rates], prevalence: float | None) -> Repor
     headers = ["PRM", "TPR ↑", "FPR ↓", "d′ ↑", *(f"shifted, slope {slope}" for slope in SLOPES)]
     rows = []
     for name, own in known.items():
-        shifted = controls[name].shifted.values() if name in controls else [None] * len(SLOPES)
+        shifted = [percent(fpr) for fpr in controls[name].shifted.values()] if name in controls else [NO_DATA] * 3
         d_prime = f"{own.d_prime:.3f}".replace("-", "−")
-        rows.append([name, percent(own.tpr, digits=2), percent(own.fpr, digits=2), d_prime, *map(percent, shifted)])
+        rows.append([name, percent(own.tpr, digits=2), percent(own.fpr, digits=2), d_prime, *shifted])
     report.metrics |= {
         "prism_prm": __version__,
         "prevalence": prevalence,
