@@ -194,7 +194,8 @@ def write_scores(
         if is_made_for(out, digest.hexdigest()):
             say(f"Reusing all scores: {out} is complete")
             known = pq.read_metadata(out).metadata
-            about = {_INPUTS: known[_INPUTS]} | about if _INPUTS in known else about
+            if not inputs and _INPUTS in known:
+                about[_INPUTS] = known[_INPUTS]
             if {name: known[name] for name in (_CARD, _INPUTS) if name in known} != about:
                 with pq.ParquetFile(out) as old, atomic_file(out) as partial:
                     kept = {k: v for k, v in known.items() if k not in (_CARD, _INPUTS, b"ARROW:schema")}
