@@ -85,7 +85,7 @@ def test_one_prm800k_line(tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
 
     def walk() -> None:
         items = read_benchmark("labeled", [tmp_path / "line.jsonl"])
-        steps, _ = steps_from_table(items, score_benchmark(prm, items, tmp_path))
+        steps, *_ = steps_from_table(items, score_benchmark(prm, items, tmp_path))
         write_run(tmp_path, RunInfo("tiny", "tiny"), [evaluate_steps(items, steps, settings)], settings)
 
     check("One PRM800K line, from its file to the report", walk, at_most=15)

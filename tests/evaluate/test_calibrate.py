@@ -304,6 +304,18 @@ def test_an_eval_folder_is_enough(prm: Path, data: Path, tmp_path: Path) -> None
         assert isinstance(refused.exception, ConfigError), more
 
 
+@pytest.mark.parametrize("change", ["fewer", "relabeled"])
+def test_an_eval_folder_of_data_that_changed_is_refused(prm: Path, data: Path, tmp_path: Path, change: str) -> None:
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    file = write_jsonl(tmp_path / "changing.jsonl", rows)
+    told(prism("eval", "--prm", prm, "--bench", "labeled", "--data", file, "--out", tmp_path / "eval", *DRAWS))
+    relabeled = [row | {"labels": [not label for label in row["labels"]]} for row in rows]
+    write_jsonl(file, rows[:-1] if change == "fewer" else relabeled)
+    refused = prism("calibrate", "--run", tmp_path / "eval", "--target", "f1", *DRAWS)
+    assert isinstance(refused.exception, DataError)
+    assert "changed since the evaluation" in str(refused.exception)
+
+
 def test_scores_from_elsewhere(small: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
     prm = load_prm(small[0])
     rows = [json.loads(line) for line in data.read_text().splitlines()]
@@ -334,7 +346,9 @@ def test_scores_from_elsewhere(small: tuple[Path, Path], data: Path, tmp_path: P
     )
 
 
-def test_problems_of_training_are_refused(prm: Path, data: Path, tmp_path: Path) -> None:
+def test_problems_of_training_are_refused(
+    prm: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused = prism("calibrate", "--prm", prm, "--data", data, "--target", "f1", "--trained-on", data)
     assert isinstance(refused.exception, DataError)
     assert "the PRM was trained on 12 of the problems (in " in str(refused.exception)
@@ -346,7 +360,8 @@ def test_problems_of_training_are_refused(prm: Path, data: Path, tmp_path: Path)
         json.dumps({"best": "rounds/1", "criterion": "auroc", "beats_base": True, "rounds": {}})
     )
     told(prism("pairs", data, "--out", run / "data", "--split", "train=0.5,validation=0.5", "--set", "lookahead=none"))
-    for place in (run, run / "rounds" / "1"):
+    monkeypatch.chdir(run / "rounds" / "1")  # a relative path names no folder above it
+    for place in (run, run / "rounds" / "1", "."):
         refused = prism("calibrate", "--prm", place, "--data", data, "--target", "f1", *DRAWS)
         assert isinstance(refused.exception, DataError)
         assert "the PRM was trained on" in str(refused.exception)

@@ -55,6 +55,18 @@ def test_the_benchmark_of_the_docs(site: Path) -> None:
     assert re.search(r"Last step judged rightly ↑ \| \+33.3 \[", compared)
 
 
+def test_a_benchmark_may_have_any_name(site: Path) -> None:
+    code = "from prism_prm.evaluate.benchmarks import Benchmark, read_labeled\nMINE = Benchmark(read_labeled)\n"
+    install(site, "my_package", {"my_package.py": code}, "[prism_prm.benchmarks]\nMy_bench = my_package:MINE\n")
+    rows = [{"prompt": f"{i}?", "completions": ["a", "b"], "labels": [True, False]} for i in range(4)]
+    data = write_jsonl(site / "mine.jsonl", rows)
+    predictions = write_jsonl(site / "p.jsonl", [{"id": f"tree-{i}", "scores": [0.9, 0.2 * i]} for i in range(4)])
+    for name in ("a", "b"):
+        output(prism("eval", "--bench", "My_bench", "--data", data, "--predictions", predictions, "--set",
+                     "num_draws=100", "--out", site / name))  # fmt: skip
+    output(prism("compare", site / "a", site / "b", "--set", "num_draws=100", "--out", site / "compared"))
+
+
 def test_what_is_wrong_with_an_entry_point_is_said(site: Path) -> None:
     entries = "[prism_prm.benchmarks]\npairs = my_package:ONE\none = my_package:ONE\ntwo = my_package:TWO\n"
     install(site, "my_package", {"my_package.py": "ONE = 1\n"}, f"{entries}three = no_such_package:THREE\n")

@@ -95,15 +95,15 @@ def write_scores_table(path: Path, benchmark: ItemSet, outputs: tuple[str, ...] 
 
 def test_scores_tables_are_matched_by_content(tmp_path: Path, benchmark: ItemSet) -> None:
     log_odds = write_scores_table(tmp_path / "s.parquet", benchmark)
-    steps, about = steps_from_table(benchmark, tmp_path / "s.parquet")
+    steps, model_hash, _ = steps_from_table(benchmark, tmp_path / "s.parquet")
     assert steps.probability == pytest.approx(1 / (1 + np.exp(-np.concatenate(log_odds)[:, 0])))
-    assert about["model_hash"] == "abc"
+    assert model_hash == "abc"
     assert steps.redundancy is None
 
 
 def test_redundancy_comes_along(tmp_path: Path, benchmark: ItemSet) -> None:
     log_odds = write_scores_table(tmp_path / "s.parquet", benchmark, ("validity", "redundancy"))
-    steps, _ = steps_from_table(benchmark, tmp_path / "s.parquet")
+    steps, *_ = steps_from_table(benchmark, tmp_path / "s.parquet")
     assert steps.redundancy == pytest.approx(1 / (1 + np.exp(-np.concatenate(log_odds)[:, 1])))
 
 
@@ -122,7 +122,7 @@ def test_missing_steps_and_other_data_are_errors(tmp_path: Path, benchmark: Item
 
 def test_judged_steps_survive_a_round_trip(tmp_path: Path, benchmark: ItemSet) -> None:
     write_scores_table(tmp_path / "s.parquet", benchmark, ("validity", "redundancy"))
-    steps, _ = steps_from_table(benchmark, tmp_path / "s.parquet")
+    steps, *_ = steps_from_table(benchmark, tmp_path / "s.parquet")
     write_steps(tmp_path / "steps.parquet", steps)
     again = read_steps(tmp_path / "steps.parquet")
     _assert_same(steps, again)

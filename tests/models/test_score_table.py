@@ -115,6 +115,9 @@ def test_a_finished_table_gets_a_new_card(folder: Path, tmp_path: Path, said: li
     assert new == replace(old, threshold=0.7, aggregator="product")
     assert read_scores(out).equals(before)
     assert inputs_of_scores(out) == ["a.jsonl"]
+    write_scores(prm, chains(), out, inputs=["moved/a.jsonl"])
+    assert inputs_of_scores(out) == ["moved/a.jsonl"], "or its texts would not be found"
+    assert card_of_scores(out) == new
 
 
 def test_command(folder: Path, tmp_path: Path) -> None:

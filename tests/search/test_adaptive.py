@@ -17,13 +17,13 @@ from prism_prm.errors import ConfigError
 from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.search.adaptive import (
     AdaptiveSettings,
-    Candidates,
+    OrderedSolutions,
     chance_overtaken,
-    draw_all,
     draw_by_early_scores,
     draw_hopeful,
     draw_until_safe,
     is_safe,
+    vote_of,
     votes_in_draws,
 )
 from prism_prm.search.recipes import SearchRecipe
@@ -64,8 +64,8 @@ def test_the_answer_differs_from_the_full_budgets_as_rarely_as_stated(error: flo
     for _ in range(num_problems):
         shares = rng.dirichlet(np.ones(num_answers))
         groups = rng.choice(num_answers, budget, p=shares)
-        problem = Candidates(groups, groups == 0, np.ones(budget), [np.ones(1)] * budget)
-        found, full = draw_until_safe(problem, settings), draw_all(problem, settings)
+        problem = OrderedSolutions(groups, groups == 0, np.ones(budget), [np.ones(1)] * budget)
+        found, full = draw_until_safe(problem, settings), vote_of(problem, budget)
         differing += found.answer != full.answer
         drawn += found.num_solutions
     # The rate may exceed the stated one by chance, but not by three standard errors.
@@ -76,12 +76,12 @@ def test_the_answer_differs_from_the_full_budgets_as_rarely_as_stated(error: flo
 def test_hopeless_solutions_stop_at_their_first_low_step() -> None:
     steps = [np.array([0.9, 0.8]), np.array([0.8, 0.7]), np.array([0.9, 0.1, 0.9]), np.array([0.9, 0.75])]
     costs = [np.array([10.0, 20.0]), np.array([10.0, 20.0]), np.array([1.0, 2.0, 4.0]), np.array([10.0, 20.0])]
-    problem = Candidates(np.array([0, 1, 1, 0]), np.array([True, False, False, True]), np.ones(4), costs, steps)
+    problem = OrderedSolutions(np.array([0, 1, 1, 0]), np.array([True, False, False, True]), np.ones(4), costs, steps)
     found = draw_hopeful(problem, AdaptiveSettings(error=0.0, least=2, hopeless=0.5))
     # The quantile of 0.8 and 0.7 is 0.75: the third stops after its second step, and votes for nothing.
     assert found.cost == 30 + 30 + 3 + 30
     assert (found.answer, found.is_right) == (0, True)
-    assert draw_all(problem, AdaptiveSettings()).cost == 30 + 30 + 7 + 30
+    assert vote_of(problem, 4).cost == 30 + 30 + 7 + 30
 
 
 def test_stopped_solutions_do_not_weigh_on_the_votes_of_others() -> None:
@@ -89,7 +89,7 @@ def test_stopped_solutions_do_not_weigh_on_the_votes_of_others() -> None:
     steps = [np.array([0.9])] * 4 + [np.array([0.1])] * 20
     groups = np.array([0, 0, 0, 1] + [0] * 20)
     weights = np.array([0.9] * 4 + [0.1] * 20)
-    problem = Candidates(groups, groups == 0, weights, [np.ones(1)] * 24, steps)
+    problem = OrderedSolutions(groups, groups == 0, weights, [np.ones(1)] * 24, steps)
     settings = AdaptiveSettings(error=0.05, least=4, hopeless=0.1)
     assert not is_safe([3, 1], 2, settings.error or 0)
     assert draw_hopeful(problem, settings).num_solutions == 23  # one more vote cannot make up for two
@@ -98,7 +98,9 @@ def test_stopped_solutions_do_not_weigh_on_the_votes_of_others() -> None:
 @pytest.mark.parametrize(("first", "expected"), [(0.9, 2), (0.5, 5), (0.1, 8)])
 def test_budgets_from_early_scores(first: float, expected: int) -> None:
     # log(0.05) / log(0.5) = 4.3 → 5; with 0.9 two are enough; with 0.1 all eight are drawn.
-    problem = Candidates(np.zeros(8, int), np.ones(8, bool), np.ones(8), [np.ones(1)] * 8, [np.array([first, 0.0])] * 8)
+    problem = OrderedSolutions(
+        np.zeros(8, int), np.ones(8, bool), np.ones(8), [np.ones(1)] * 8, [np.array([first, 0.0])] * 8
+    )
     assert draw_by_early_scores(problem, AdaptiveSettings(least=1)).num_solutions == expected
 
 

@@ -38,7 +38,7 @@ def searched(
     found: list[SearchResult] = []
     told = 0
 
-    with contextlib.suppress(KeyboardInterrupt), Rounds(path, how, done) as rounds:
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(Rounds(path, how, done)) as rounds:
         for event in SearchEngine(FakePolicy(options), FakePrm(score), settings, at_once=2).run(todo):
             if isinstance(event, SearchResult):
                 found.append(event)

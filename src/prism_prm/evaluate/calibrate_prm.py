@@ -165,15 +165,18 @@ def calibrate_prm(
         check_scorer(prm, options)
     source: Scorer | str | Path | None = prm if measured is None else measured.source
     folder = _folder_with_card(source) if isinstance(source, str | Path) else None
-    if out is None and folder is None:
+    if out is not None:
+        place = Path(out)
+    elif folder is not None:
+        place = folder / OWN_FOLDER
+    else:
         named = f"{source} is not a folder with a {CARD_FILE}" if source is not None else f"{given[0]} names no PRM"
         raise ConfigError(f"{named}, so there is no card to write to; give --out, a folder for {CALIBRATION_FILE}")
-    place = Path(out) if out is not None else folder / OWN_FOLDER  # type: ignore[operator]
-    read = [*as_places(data), *(file for file in (scores, predictions, *trained_on) if file is not None)]
-    keep_inputs(read, [place / "metrics.json", place / CALIBRATION_FILE])
+    files = [file for file in (scores, predictions, *trained_on) if file is not None]
+    keep_inputs([*as_places(data), *files], [place / "metrics.json", place / CALIBRATION_FILE])
     if prm is not None:
         check_scorer(prm, options)
-    find_sources([file for file in (scores, predictions, *trained_on) if file is not None])
+    find_sources(files)
 
     items = read_benchmark(bench, data, split)
     names = ", ".join(dict.fromkeys(Path(file).name for file in items.files))
@@ -192,6 +195,7 @@ def calibrate_prm(
                 steps, model_hash = steps_from_table(items, table)[0], scorer.model_hash()
         elif measured is not None:
             steps = read_steps(steps_file(str(run), bench))
+            _refuse_changed_data(steps, items)
         elif scores is not None:
             steps = steps_from_table(items, scores)[0]
         else:
@@ -261,7 +265,8 @@ def _folder_with_card(source: str | Path) -> Path | None:
 def _refuse_training_problems(items: ItemSet, trained_on: Sequence[str | Path], folder: Path | None) -> None:
     """Raise if the PRM was trained on some of the problems, by the data that is named or that its run recorded."""
     seen = Exclusions.read(trained_on)
-    run = next((above for above in (folder.parents if folder else ()) if (above / "recipe.toml").is_file()), None)
+    above = folder.resolve().parents if folder else ()  # a relative path may not name the folders above it
+    run = next((parent for parent in above if (parent / "recipe.toml").is_file()), None)
     if run is not None:
         data = Path(read_toml(run / "recipe.toml").get("data", {}).get("folder") or run / "data")
         if (data / TREE_TABLE).is_file():
@@ -269,7 +274,11 @@ def _refuse_training_problems(items: ItemSet, trained_on: Sequence[str | Path], 
                 seen.add(tree.problem, str(data))
         else:
             say(f"{data}: the PRM's training data is not there, so it is not checked for these problems")
-    found = {item.problem_key: where for item in items.items if (where := _seen_in(seen, (item.problem, *item.also)))}
+    found: dict[str, str] = {}
+    for item in items.items:
+        for text in (item.problem, *item.also):
+            if (match := seen.find(text)) is not None:
+                found.setdefault(item.problem_key, match[0])
     if found:
         where = next(iter(found.values()))
         raise DataError(
@@ -279,8 +288,20 @@ def _refuse_training_problems(items: ItemSet, trained_on: Sequence[str | Path], 
         )
 
 
-def _seen_in(seen: Exclusions, texts: Sequence[str]) -> str:
-    return next((match[0] for text in texts if (match := seen.find(text)) is not None), "")
+def _refuse_changed_data(steps: Steps, items: ItemSet) -> None:
+    """Raise if the judged steps of a run are not of these items, which were read again. Earlier versions wrote no
+    hashes; then only names are compared."""
+    content = {item.tree.name: item.tree.content_hash() for item in items.items}
+    changed = [
+        name
+        for i, name in enumerate(steps.items)
+        if name not in content or (steps.item_content and steps.item_content[i] != content[name])
+    ]
+    if changed:
+        raise DataError(
+            f"{', '.join(items.files)}: {len(changed):,} of {len(steps.items):,} items have changed since the "
+            f"evaluation (the first: {changed[0]}); rerun `prism eval`"
+        )
 
 
 def _without_rollout_labels(steps: Steps, items: ItemSet) -> tuple[Steps, int]:
@@ -332,13 +353,14 @@ def _write_report(
 def comparison_rows(found: CalibrationResult) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of the table of metrics before and after."""
     labels = {**RATES, "calibration_error": "Calibration error ↓", "cost": "Cost per 100 steps ↓"}
-    rows = [[label, shown(found.before[name])] for name, label in labels.items() if name in found.before]
+    names = [name for name in labels if name in found.before]
+    rows = [[labels[name], shown(found.before[name])] for name in names]
     headers = ["metric (%)", f"own scores, at {CHANCE:g}"]
-    if not found.after:
-        return headers, rows
-    for row, name in zip(rows, (name for name in labels if name in found.before), strict=True):
-        row += [shown(found.after[name]), signed_percent(found.after[name].minus(found.before[name]))]
-    return [*headers, "calibrated, at the threshold", "difference"], rows
+    if found.after:
+        headers += ["calibrated, at the threshold", "difference"]
+        for row, name in zip(rows, names, strict=True):
+            row += [shown(found.after[name]), signed_percent(found.after[name].minus(found.before[name]))]
+    return headers, rows
 
 
 def finding(found: CalibrationResult) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from prism_prm.evaluate.report import (
     add_wrong_step,
     draw_distribution,
     draw_error_curves,
+    figure_name,
     read_wrong_step,
     steps_file,
 )
@@ -132,9 +133,7 @@ def load_runs(given: Sequence[str]) -> list[EvalRun]:
     if len(set(names)) == len(names):
         return runs
     # Runs of one PRM are named by their folders.
-    runs = [
-        EvalRun(run.folder.name if names.count(run.name) > 1 else run.name, run.folder, run.metrics) for run in runs
-    ]
+    runs = [replace(run, name=run.folder.name) if names.count(run.name) > 1 else run for run in runs]
     if len({run.name for run in runs}) < len(runs):
         raise ConfigError(f"runs have the same name ({', '.join(names)}); give them names: NAME=FOLDER")
     return runs
@@ -360,7 +359,7 @@ def _add_benchmark(report: Report, one: Compared, *, rounds: bool) -> None:
     benchmark, tables = find_benchmark(one.bench), {name: own["steps"] for name, own in one.tables.items()}
     curves = {name: curve for name in one.runs if (curve := error_curve(one.steps[name]))}
     with report.figure(
-        f"{one.bench}-scores",
+        figure_name(one.bench, "scores"),
         caption=SCORES + TRADE * bool(curves),
         alt=f"FPR against FNR, and distributions of scores, of {', '.join(one.runs)} on {one.bench}",
         panels=bool(curves) + len(one.runs),
@@ -376,7 +375,7 @@ def _add_benchmark(report: Report, one: Compared, *, rounds: bool) -> None:
             ["round", *(RATES[metric] for metric in names)], rows, caption="Training rounds (%)", best="columns"
         )
         with report.figure(
-            f"{one.bench}-rounds",
+            figure_name(one.bench, "rounds"),
             caption="Metrics over the rounds of training, with 95 % intervals.",
             alt=f"FPR, FNR and precision over the rounds {', '.join(one.runs)}",
         ) as axes:

@@ -226,7 +226,7 @@ def _build_report(known: Mapping[str, Rates], prevalence: float | None) -> Repor
         score = best.prm_score(prevalence)
         headers += ["PRMScore ↑", *["printed"] * any(own.printed is not None for own in known.values())]
         for row, (name, own) in zip(rows, known.items(), strict=True):
-            row += [percent(own.prm_score(prevalence)), NO_DATA if own.printed is None else percent(own.printed)]
+            row += [percent(own.prm_score(prevalence)), percent(own.printed)]
             del row[len(headers) :]
             report.metrics["rates"][name] |= {"prm_score": own.prm_score(prevalence), "printed_score": own.printed}
         report.metrics["best_shift"] = {"tpr": best.tpr, "fpr": best.fpr, "prm_score": score}

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -45,13 +45,12 @@ from prism_prm.evaluate.score_files import (
     steps_from_table,
 )
 from prism_prm.job import Job
-from prism_prm.models.card import prm_folder, read_calibration
+from prism_prm.models.card import CARD_FILE, prm_folder, read_calibration, read_card
+from prism_prm.models.model_files import local_folder
 from prism_prm.paths import check_name, own_name
+from prism_prm.scorer import Scorer
 from prism_prm.stats import NUM_DRAWS, SEED
-
-if TYPE_CHECKING:
-    from prism_prm.scorer import Scorer
-    from prism_prm.tree import StepTree
+from prism_prm.tree import StepTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +190,7 @@ def evaluate_prm(
         options = replace(options, critic=critic)
     if prm is not None:
         check_scorer(prm, options)
-    for file in (scores, predictions):
-        if file is not None:
-            find_sources([file])
+    find_sources([file for file in (scores, predictions) if file is not None])
     if settings.threshold == "prm":
         _check_card(prm, scores)
     if trained_on:
@@ -207,7 +204,7 @@ def evaluate_prm(
 
     evaluations = {}
     card: CardValues | None = None
-    model_hash, tokens = "", None
+    model_hash = ""
     scored: list[StepTree] = []
     scorer: Scorer | None = None
     with Job(out), contextlib.ExitStack() as opened:
@@ -223,12 +220,9 @@ def evaluate_prm(
                     scorer = scorer or opened.enter_context(opened_prm(prm, options))
                     with progress(f"scoring {bench_name}", len(items.items), unit="items") as advance:
                         table = score_benchmark(scorer, items, out, store=store, advance=advance)
-                    trees = [item.tree for item in items.items]
-                    tokens = (tokens or 0) + scorer.count_all(trees)
-                    scored += trees
-                steps, about = steps_from_table(items, table)
+                    scored += [item.tree for item in items.items]
+                steps, model_hash, notes = steps_from_table(items, table)
                 card = card_of_scores(table) if scorer is None else card_values(scorer)
-                model_hash, notes = about["model_hash"], about["notes"]
             if scorer is None and options.calibration is not None:
                 calibration = read_calibration(options.calibration)
                 card = replace(card or CardValues(), threshold=calibration.threshold, calibration=calibration)
@@ -236,7 +230,7 @@ def evaluate_prm(
                 evaluations[bench_name] = evaluate_steps(items, steps, settings, notes=notes, card=card)
                 advance(settings.num_draws)
 
-        summary = None if scorer is None else scorer.summary(scored)
+        tokens, summary = (None, None) if scorer is None else (scorer.count_all(scored), scorer.summary(scored))
         run = RunInfo(run_name, source, model_hash, tokens, summary)
         write_run(out, run, list(evaluations.values()), settings.settled(card))
     return evaluations
@@ -348,12 +342,9 @@ def _measure(benchmark: Benchmark, steps: Steps, threshold: float, settings: Eva
 
 def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> None:
     """Raise if there is no card with a threshold, before the PRM is loaded."""
-    from prism_prm.models.card import CARD_FILE, read_card
-    from prism_prm.models.model_files import local_folder
-
-    lacking = ""
     if remote_place(prm) or is_critic(prm) or ensemble_place(prm) or rival_place(prm):
         return  # the server, the format or the scorer has a threshold
+    lacking = ""
     if isinstance(prm, str | Path):
         has_card = read_card(local_folder(str(prm_folder(prm)))) is not None
         lacking = f", which {prm} lacks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,6 +63,11 @@ class RunInfo:
     """Tokens behind the scores: read by a PRM, read and written by a critic. None if the scores come from a file."""
     critic: dict[str, Any] | None = None
     """The settings and the cost of a critic; None for a PRM."""
+
+
+def figure_name(bench: str, what: str) -> str:
+    """The name of a figure of a benchmark; those of installed packages may have any name."""
+    return f"{re.sub('[^a-z0-9]+', '-', bench.lower())}-{what}"
 
 
 def steps_file(folder: str | Path, bench: str) -> Path:
@@ -145,7 +151,7 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
         report.text(f"## {evaluation.bench}")
     bench, threshold, subsets = evaluation.bench, evaluation.threshold, evaluation.subsets
     with report.figure(
-        f"{bench}-scores",
+        figure_name(bench, "scores"),
         caption=f"{SCORES} Wrong steps to its right are false positives." + TRADE * bool(evaluation.curve),
         alt=f"Distribution of the scores of right and wrong steps of {bench}, and FPR against FNR of {run.name}",
         panels=1 + bool(evaluation.curve),
@@ -172,7 +178,7 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
         errors = ", ".join(f"{shown(found.error)} % {name}" for name, found in evaluation.reliability.items())
         on = "" if evaluation.calibration is None else f" Calibrated on {evaluation.calibration.on}."
         with report.figure(
-            f"{bench}-reliability",
+            figure_name(bench, "reliability"),
             caption=f"Of the steps with a score of 80 %, 80 % should be right: the dotted line. Calibration error: "
             f"{errors}.{on}",
             alt=f"Reliability diagram of {run.name} on {bench}",
@@ -198,7 +204,7 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
             caption="Pairs of a right and a wrong step after the same prefix: how often the right one scores higher",
         )
         with report.figure(
-            f"{bench}-pairs",
+            figure_name(bench, "pairs"),
             caption="Most ranking errors are on pairs with a small margin.",
             alt="Pairwise accuracy by the size of the margin",
         ) as axes:

@@ -8,7 +8,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,11 +23,9 @@ from prism_prm.data.formats import ReadOptions
 from prism_prm.data.inputs import (
     TREE_TABLE,
     as_places,
-    decode,
     find_sources,
     keep_inputs,
     read_records,
-    rows,
     total_size,
 )
 from prism_prm.data.pools import holds_pool, iter_pool, trees_of
@@ -175,6 +172,11 @@ def write_scores(
     out = Path(out)
     num_trees = num_steps = 0
     digest = hashlib.blake2b()
+    about: dict[str | bytes, str | bytes] = {}  # the log-odds do not depend on it
+    if inputs:
+        about[_INPUTS] = json.dumps(list(map(str, inputs))).encode()  # escaped, since a path may not be UTF-8
+    if (card := card_values(scorer)) is not None:
+        about[_CARD] = msgspec.json.encode(card)
 
     def requests() -> Iterator[Request]:
         """Request all steps of the trees, and hash and count them on the way."""
@@ -192,9 +194,12 @@ def write_scores(
             deque(requests(), maxlen=0)
         if is_made_for(out, digest.hexdigest()):
             say(f"Reusing all scores: {out} is complete")
-            if card_of_scores(out) != (card := card_values(scorer)):  # the log-odds do not depend on it
+            known = pq.read_metadata(out).metadata
+            if not inputs and _INPUTS in known:
+                about[_INPUTS] = known[_INPUTS]
+            if {name: known[name] for name in (_CARD, _INPUTS) if name in known} != about:
                 with pq.ParquetFile(out) as old, atomic_file(out) as partial:
-                    kept = {k: v for k, v in old.metadata.metadata.items() if k not in (_CARD, b"ARROW:schema")}
+                    kept = {k: v for k, v in known.items() if k not in (_CARD, _INPUTS, b"ARROW:schema")}
                     calibration, column = calibration_of(scorer), scores_schema(()).names.index("probability")
                     with pq.ParquetWriter(partial, old.schema_arrow.remove_metadata()) as new:
                         for group in range(old.num_row_groups):
@@ -202,7 +207,7 @@ def write_scores(
                             log_odds_N = rows_now["log_odds"].combine_chunks().field(0).to_numpy()
                             probability = pa.array(right_probability(log_odds_N, calibration))
                             new.write_table(rows_now.set_column(column, rows_now.schema.field(column), probability))
-                        new.add_key_value_metadata(kept | ({} if card is None else {_CARD: msgspec.json.encode(card)}))
+                        new.add_key_value_metadata(kept | about)
             advance(num_trees)
             resumed = -(-num_trees // chunk)
         else:
@@ -230,11 +235,7 @@ def write_scores(
                     metadata[_UNJUDGED] = str(counts[_UNJUDGED])
                 if not scorer.judges_every_step:
                     metadata[_STOPS] = "1"
-                if inputs:
-                    metadata[_INPUTS] = json.dumps(list(map(str, inputs)))  # escaped, since a path may not be UTF-8
-                if (card := card_values(scorer)) is not None:
-                    metadata[_CARD] = msgspec.json.encode(card)
-                writer.add_key_value_metadata(metadata)
+                writer.add_key_value_metadata(metadata | about)
     written = pq.read_metadata(out)
     for note in scorer.notes():
         say(note)
@@ -450,15 +451,15 @@ def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dic
         (12, {})
     """
     predictions: dict[str, Prediction] = {}
-    for row in (row for source in find_sources([path]) for row in rows(source)):
-        try:
-            prediction = decode(row, Prediction)
-            if (prediction.scores is None) == (prediction.labels is None):
-                raise DataError(f"item {prediction.id}: give either scores or labels")
-            if prediction.id in predictions:
-                raise DataError(f"item {prediction.id} occurs twice; give each item once")
-        except DataError as error:
-            raise DataError(f"{row.where}: {error}", reason=error.reason) from error
+
+    def read(prediction: Prediction) -> Prediction:
+        if (prediction.scores is None) == (prediction.labels is None):
+            raise DataError(f"item {prediction.id}: give either scores or labels")
+        if prediction.id in predictions:
+            raise DataError(f"item {prediction.id} occurs twice; give each item once")
+        return prediction
+
+    for _, prediction in read_records(path, read, Prediction):
         predictions[prediction.id] = prediction
     # All items need a prediction; a group that is set aside may have none at all.
     matched, notes = list(items.items), {}
@@ -489,10 +490,10 @@ def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dic
         raise DataError(f"{path}: {error}") from error
 
 
-def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, Any]]:
+def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, str, dict[str, int]]:
     """Match a scores table of the same data to items by content. Scores are the model's own, not calibrated.
 
-    Returns the judged steps, and a dict of the model's hash and outputs, and notes on what a critic left unjudged.
+    Returns the judged steps, the model's hash, and counts of what a critic left unjudged.
     """
     table = read_scores(path)
     metadata = pq.read_metadata(path).metadata or {}
@@ -542,12 +543,12 @@ def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str,
         if after := sum(len(scores.log_odds_NO) - len(scores.scored) for _, scores in judged):
             notes["steps after a wrong one, which the critic does not judge"] = after
         chosen = chosen if counts_unanswered else judged
-    outputs = all_scores[0].outputs
-    redundancy = [scores.named("redundancy") for _, scores in chosen] if "redundancy" in outputs else None
+    has_redundancy = "redundancy" in all_scores[0].outputs
+    redundancy = [scores.named("redundancy") for _, scores in chosen] if has_redundancy else None
     kept, probability = [item for item, _ in chosen], [scores.probability for _, scores in chosen]
     steps = collect_steps(kept, probability, redundancy, with_gaps=bool(unjudged))
     model_hash = table["model_hash"][0].as_py() if table.num_rows else ""
-    return steps, {"model_hash": model_hash, "outputs": list(outputs), "notes": notes}
+    return steps, model_hash, notes
 
 
 def score_benchmark(

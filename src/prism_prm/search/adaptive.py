@@ -143,22 +143,17 @@ class Drawn:
     is_right: bool
 
 
-def leading(groups: Sequence[int], weights: Sequence[float]) -> int:
-    """The position of the first solution of the group with the most weight; -1 without votes."""
+def _totals(groups: Sequence[int], weights: Sequence[float] | Floats) -> dict[int, float]:
+    """The sum of the weights of each group, in order of appearance."""
     totals: dict[int, float] = {}
-    first: dict[int, int] = {}
-    for at, (group, weight) in enumerate(zip(groups, weights, strict=True)):
+    for group, weight in zip(groups, weights, strict=True):
         if group >= 0:
-            totals[group] = totals.get(group, 0.0) + weight
-            first.setdefault(group, at)
-    if not totals:
-        return -1
-    most = max(totals.values())
-    return min(first[group] for group, total in totals.items() if total >= most * (1 - 1e-9))
+            totals[group] = totals.get(group, 0.0) + float(weight)
+    return totals
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class OrderedSolutions:
     """The solutions of one problem, in the order in which they are drawn."""
 
     groups: Ints
@@ -171,55 +166,17 @@ class Candidates:
     steps: Sequence[Floats] | None = None
     """The score of each step of each solution, if there is a scorer."""
 
-    def ordered(self, order: Ints) -> Candidates:
+    def ordered(self, order: Ints) -> OrderedSolutions:
         """The same solutions in another order."""
-        return Candidates(
+        return OrderedSolutions(
             self.groups[order], self.right[order], self.weights[order], [self.costs[i] for i in order],
             None if self.steps is None else [self.steps[i] for i in order],
         )  # fmt: skip
 
 
-def draw_all(problem: Candidates, settings: AdaptiveSettings) -> Drawn:  # noqa: ARG001
-    """The full budget: a vote over all solutions."""
-    return vote_of(problem, len(problem.groups))
-
-
-def draw_until_safe(problem: Candidates, settings: AdaptiveSettings) -> Drawn:
-    """Draw until the leading answer is safe."""
-    return _draw(problem, settings, stops_hopeless=False)
-
-
-def draw_hopeful(problem: Candidates, settings: AdaptiveSettings) -> Drawn:
-    """Draw until the leading answer is safe; hopeless solutions stop early and cast no vote."""
-    return _draw(problem, settings, stops_hopeless=True)
-
-
-def draw_by_early_scores(problem: Candidates, settings: AdaptiveSettings) -> Drawn:
-    """Draw as many solutions as the first steps of some suggest, then vote."""
-    assert problem.steps is not None, "it needs scores"
-    total, least = len(problem.groups), min(settings.least, len(problem.groups))
-    return vote_of(problem, settings.num_wanted(problem.steps[:least], total))
-
-
-RULES: dict[str, Callable[[Candidates, AdaptiveSettings], Drawn]] = {
-    "safe": draw_until_safe,
-    "hopeless": draw_hopeful,
-    "early-scores": draw_by_early_scores,
-}
-"""By `adaptive.rule`; the first needs no scores."""
-
-
-def vote_of(problem: Candidates, count: int, groups: Sequence[int] | None = None, cost: float | None = None) -> Drawn:
-    """A vote over the first solutions; by default for their own answers, at their full cost."""
-    groups = problem.groups[:count].tolist() if groups is None else groups
-    cost = float(sum(map(np.sum, problem.costs[:count]))) if cost is None else cost
-    at = leading(groups, problem.weights[:count].tolist())
-    return Drawn(count, cost, groups[at] if at >= 0 else -1, at >= 0 and bool(problem.right[at]))
-
-
-def _draw(problem: Candidates, settings: AdaptiveSettings, *, stops_hopeless: bool) -> Drawn:
+def draw_until_safe(problem: OrderedSolutions, settings: AdaptiveSettings, hope: float = -math.inf) -> Drawn:
+    """Draw until the leading answer is safe; later solutions stop at a step below `hope` and cast no vote."""
     total, groups, cost = len(problem.groups), [], 0.0
-    hope = settings.lowest_hope(problem.steps[: settings.least]) if stops_hopeless and problem.steps else -math.inf
     complete: list[int] = []
     for at in range(total):
         group, costs = int(problem.groups[at]), problem.costs[at]
@@ -238,11 +195,42 @@ def _draw(problem: Candidates, settings: AdaptiveSettings, *, stops_hopeless: bo
     return vote_of(problem, len(groups), groups, cost)
 
 
+def draw_hopeful(problem: OrderedSolutions, settings: AdaptiveSettings) -> Drawn:
+    """Draw until the leading answer is safe; hopeless solutions stop early and cast no vote."""
+    assert problem.steps is not None, "it needs scores"
+    return draw_until_safe(problem, settings, settings.lowest_hope(problem.steps[: settings.least]))
+
+
+def draw_by_early_scores(problem: OrderedSolutions, settings: AdaptiveSettings) -> Drawn:
+    """Draw as many solutions as the first steps of some suggest, then vote."""
+    assert problem.steps is not None, "it needs scores"
+    total, least = len(problem.groups), min(settings.least, len(problem.groups))
+    return vote_of(problem, settings.num_wanted(problem.steps[:least], total))
+
+
+RULES: dict[str, Callable[[OrderedSolutions, AdaptiveSettings], Drawn]] = {
+    "safe": draw_until_safe,
+    "hopeless": draw_hopeful,
+    "early-scores": draw_by_early_scores,
+}
+"""By `adaptive.rule`; the first needs no scores."""
+
+
+def vote_of(
+    problem: OrderedSolutions, count: int, groups: Sequence[int] | None = None, cost: float | None = None
+) -> Drawn:
+    """A vote over the first solutions; by default for their own answers, at their full cost."""
+    groups = problem.groups[:count].tolist() if groups is None else groups
+    cost = float(sum(map(np.sum, problem.costs[:count]))) if cost is None else cost
+    totals = _totals(groups, problem.weights[:count])
+    if not totals:
+        return Drawn(count, cost, -1, is_right=False)
+    most = max(totals.values())
+    winner = next(group for group, total in totals.items() if total >= most * (1 - 1e-9))
+    return Drawn(count, cost, winner, bool(problem.right[groups.index(winner)]))
+
+
 def votes_in_draws(groups: Sequence[int], weights: Sequence[float] | Floats) -> list[float]:
     """The votes for each answer, in units of the mean weight."""
-    totals: dict[int, float] = {}
-    for group, weight in zip(groups, weights, strict=True):
-        if group >= 0:
-            totals[group] = totals.get(group, 0.0) + float(weight)
     mean = float(np.mean(weights)) if len(weights) else 0.0
-    return [total / mean for total in totals.values()] if mean > 0 else []
+    return [total / mean for total in _totals(groups, weights).values()] if mean > 0 else []

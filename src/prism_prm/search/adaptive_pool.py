@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism_prm.arrays import Floats, Ints
-from prism_prm.search.adaptive import RULES, AdaptiveSettings, Candidates, draw_all, vote_of
+from prism_prm.search.adaptive import RULES, AdaptiveSettings, OrderedSolutions, vote_of
 from prism_prm.search.curves import draw_orders
 from prism_prm.search.grade_pool import GradedPool, StepScores
 from prism_prm.stats import (
@@ -19,7 +19,6 @@ from prism_prm.stats import (
     compare_means,
     interval,
     mean_interval,
-    number_clusters,
     resampled_sums,
 )
 
@@ -53,33 +52,28 @@ class AdaptiveResult:
 
 def simulate(
     graded: GradedPool,
-    scores: Mapping[str, tuple[StepScores, Floats]],
+    scores: Mapping[str, StepScores],
+    log_scores: Mapping[str, Floats],
     settings: AdaptiveSettings,
     *,
-    seed: int = 0,
-    num_orders: int = ORDERS,
+    seed: int,
 ) -> list[AdaptiveResult]:
-    """Simulate every rule on the measured problems of a pool; `scores` has step scores and log-scores by scorer."""
-    ends = np.cumsum([len(grades) for grades in graded.grades])
-    measured = graded.measured
-    clusters, _ = number_clusters(graded.pool.problems[problem].problem.text for problem in measured)
-    names = [("safe", ""), *((rule, prm) for prm in scores for rule in RULES)]
-    results = []
-    for rule, prm in names:
+    """Simulate every rule on the measured problems of a pool, with the scores of each scorer."""
+    clusters, results = graded.clusters, []
+    for rule, prm in [("safe", ""), *((rule, prm) for prm in scores for rule in RULES)]:
         rows = []  # per problem and order: solutions, cost, right, differs, and the full budget's cost and verdict
         candidates = []
-        for problem in measured:
-            own = slice(ends[problem] - len(graded.grades[problem]), ends[problem])
-            solutions = graded.pool.problems[problem].solutions
+        for problem in graded.measured:
+            solutions, own = graded.pool.problems[problem].solutions, graded.slices[problem]
             costs = [np.array([len(step) / CHARACTERS for step in solution.steps]) for solution in solutions]
             weights, steps = np.ones(len(solutions)), None
             if prm:
-                steps = [np.empty(0) if one is None else one for one in scores[prm][0][own]]
-                weights = np.exp(scores[prm][1][own])
-            one = Candidates(graded.groups(problem), graded.correct(problem), weights, costs, steps)
-            orders = draw_orders(len(solutions), num_orders, [seed, problem])
+                steps = [np.empty(0) if one is None else one for one in scores[prm][own]]
+                weights = np.exp(log_scores[prm][own])
+            one = OrderedSolutions(graded.groups(problem), graded.correct(problem), weights, costs, steps)
+            orders = draw_orders(len(solutions), ORDERS, [seed, problem])
             candidates.append([one.ordered(order) for order in orders])
-            drawn = [(RULES[rule](each, settings), draw_all(each, settings)) for each in candidates[-1]]
+            drawn = [(RULES[rule](each, settings), vote_of(each, len(solutions))) for each in candidates[-1]]
             rows.append([
                 (found.num_solutions, found.cost, found.is_right, found.answer != full.answer, full.cost, full.is_right)
                 for found, full in drawn

@@ -18,7 +18,7 @@ from prism_prm.report import Report, p_value, percent, signed_percent
 from prism_prm.search.curves import Curve, best_of
 from prism_prm.search.grade_pool import GradedPool, StepScores, log_scores_of
 from prism_prm.search.select import best_of_n
-from prism_prm.stats import Comparison, mean_interval, number_clusters
+from prism_prm.stats import Comparison
 
 LENGTH_RULES: dict[str, Callable[[Solution], float]] = {
     "fewest-steps": lambda solution: -len(solution.steps),
@@ -39,7 +39,10 @@ ALPHA = 0.05
 
 def compute_controls(graded: GradedPool, ns: Sequence[int]) -> tuple[Curve, ...]:
     """The curve of each control on the measured problems: exact, like Best-of-n; tied solutions have equal chances."""
-    values_of = {rule: _by_rule(graded, rule) for rule in CONTROLS}
+    values_of = {
+        rule: {problem: rule_values(_solutions(graded, problem), rule) for problem in graded.measured}
+        for rule in CONTROLS
+    }
     if len({solution.source for problem in graded.measured for solution in _solutions(graded, problem)}) > 1:
         values_of[SOURCE] = _by_source(graded)
     return tuple(_curve(graded, (rule, "", ""), values, ns) for rule, values in values_of.items())
@@ -51,8 +54,7 @@ def _curve(graded: GradedPool, name: tuple[str, str, str], scores: Mapping[int, 
     for column, problem in enumerate(graded.measured):
         if size := len(scores[problem]):
             values[:, column] = best_of(graded.correct(problem), scores[problem], [min(n, size) for n in ns])
-    clusters, _ = number_clusters(graded.pool.problems[problem].problem.text for problem in graded.measured)
-    return Curve(*name, tuple(ns), values, clusters, tuple(mean_interval(of_n, clusters) for of_n in values))
+    return Curve.of(graded, name, ns, values)
 
 
 def _solutions(graded: GradedPool, problem: int) -> tuple[Solution, ...]:
@@ -63,10 +65,6 @@ def rule_values(solutions: Sequence[Solution], rule: str) -> Floats:
     """What a rule maximizes, per solution; blank solutions come last, as they do for a PRM."""
     own = [-float(i) if rule == FIRST else LENGTH_RULES[rule](solution) for i, solution in enumerate(solutions)]
     return np.where([bool(solution.steps) for solution in solutions], own, -np.inf)
-
-
-def _by_rule(graded: GradedPool, rule: str) -> dict[int, Floats]:
-    return {problem: rule_values(_solutions(graded, problem), rule) for problem in graded.measured}
 
 
 def _by_source(graded: GradedPool) -> dict[int, Floats]:
@@ -131,19 +129,18 @@ def measure_agreements(
 
 def _picks(graded: GradedPool, steps: StepScores, aggregator: str) -> dict[int, int]:
     """By problem, the solution with the highest score; problems without scores are left out."""
-    log_scores, end, picks = log_scores_of(steps, aggregator, graded.pool), 0, {}
-    for problem, grades in enumerate(graded.grades):
-        end += len(grades)
-        if any(own is not None for own in steps[end - len(grades) : end]):
-            picks[problem] = best_of_n(log_scores[end - len(grades) : end])
-    return picks
+    log_scores = log_scores_of(steps, aggregator, graded.pool)
+    return {
+        problem: best_of_n(log_scores[own])
+        for problem, own in enumerate(graded.slices)
+        if any(of_solution is not None for of_solution in steps[own])
+    }
 
 
 def _agreement(graded: GradedPool, prm: str, picks: Mapping[int, int], rule: str, num_tests: int) -> Agreement:
     agreed, chances = [], []
     for problem, pick in picks.items():
-        solutions, grades = graded.pool.problems[problem].solutions, graded.grades[problem]
-        values_N = rule_values(solutions, rule)
+        grades, values_N = graded.grades[problem], rule_values(_solutions(graded, problem), rule)
         of_rule_N: Bools = values_N == values_N.max()
         peers_N = np.array([grade.correct == grades[pick].correct for grade in grades]) & np.isfinite(values_N)
         chance = float(of_rule_N[peers_N].mean())
@@ -151,7 +148,7 @@ def _agreement(graded: GradedPool, prm: str, picks: Mapping[int, int], rule: str
             agreed.append(bool(of_rule_N[pick]))
             chances.append(chance)
     if not chances:
-        return Agreement(prm, rule, 0, float("nan"), float("nan"), float("nan"), is_suspicious=False)
+        return Agreement(prm, rule, 0, np.nan, np.nan, np.nan, is_suspicious=False)
     p = chance_of_at_least(sum(agreed), chances)
     return Agreement(
         prm, rule, len(chances), float(np.mean(agreed)), float(np.mean(chances)), p, is_suspicious=p < ALPHA / num_tests
@@ -194,11 +191,10 @@ class AdjustedMin:
 
 
 def _adjusted_min(graded: GradedPool, prm: str, steps: StepScores, n: int) -> AdjustedMin:
-    ends = np.cumsum([len(grades) for grades in graded.grades])
     curves, picks = [], []
     for aggregator in ("min", "adjusted-min"):
         by_solution = log_scores_of(steps, aggregator, graded.pool)
-        by_problem = {i: by_solution[ends[i] - len(graded.grades[i]) : ends[i]] for i in graded.measured}
+        by_problem = {problem: by_solution[graded.slices[problem]] for problem in graded.measured}
         curves.append(_curve(graded, ("best-of-n", prm, aggregator), by_problem, (n,)))
         picks.append(_agreement(graded, prm, _picks(graded, steps, aggregator), "fewest-steps", num_tests=1))
     plain, adjusted = curves

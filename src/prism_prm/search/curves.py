@@ -22,7 +22,7 @@ from prism_prm.data.pools import Pool
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.search.grade_pool import GradedPool, StepScores, check_measured, log_scores_of
 from prism_prm.search.select import TIE, after_tests, relative_weights
-from prism_prm.stats import Comparison, Interval, compare_means, mean_interval, number_clusters
+from prism_prm.stats import Comparison, Interval, compare_means, mean_interval
 
 NUM_DRAWS = 1000
 
@@ -120,6 +120,12 @@ class Curve:
     points: tuple[Interval, ...]
     """The accuracy over all problems, for each n."""
 
+    @classmethod
+    def of(cls, graded: GradedPool, name: tuple[str, str, str], ns: Sequence[int], values: Floats) -> Curve:
+        """The curve of a method, PRM and aggregator (`name`)."""
+        points = tuple(mean_interval(of_n, graded.clusters) for of_n in values)
+        return cls(*name, tuple(ns), values, graded.clusters, points)
+
     def rows(self) -> list[dict[str, Any]]:
         """One row per n, for tables and metrics.json."""
         about = {"method": self.method, "prm": self.prm, "aggregator": self.aggregator}
@@ -188,21 +194,13 @@ def compute_curves(
     tested = (TESTED,) * graded.has_tests
     names = [(method, "", "") for method in WITHOUT_PRM + tested]
     names += [(method, *key) for key in log_scores for method in WITH_PRM + tested]
-    columns: list[list[Floats]] = []
-    ends = np.cumsum([len(grades) for grades in graded.grades])
-    for problem in graded.measured:
-        own = slice(ends[problem] - len(graded.grades[problem]), ends[problem])
-        columns.append(
-            _problem_values(graded, problem, [values[own] for values in log_scores.values()], ns, num_draws, seed)
-        )
+    values = np.zeros((len(names), len(ns), len(graded.measured)))
+    for column, problem in enumerate(graded.measured):
+        if graded.grades[problem]:
+            own = [of_all[graded.slices[problem]] for of_all in log_scores.values()]
+            values[:, :, column] = _problem_values(graded, problem, own, ns, num_draws, seed)
         advance(1)
-    clusters, _ = number_clusters(graded.pool.problems[problem].problem.text for problem in graded.measured)
-    curves = []
-    for i, name in enumerate(names):
-        values = np.stack([column[i] for column in columns], axis=1)
-        points = tuple(mean_interval(of_n, clusters) for of_n in values)
-        curves.append(Curve(*name, tuple(ns), values, clusters, points))
-    return curves
+    return [Curve.of(graded, name, ns, of_name) for name, of_name in zip(names, values, strict=True)]
 
 
 def _problem_values(
@@ -211,9 +209,6 @@ def _problem_values(
     """The values of one problem: those without a PRM, then Best-of-n and the weighted vote for each set of scores. Each
     ends with the public tests, if there are any."""
     correct_N, groups_N = graded.correct(problem), graded.groups(problem)
-    tested = graded.has_tests
-    if not len(correct_N):
-        return [np.zeros(len(ns))] * (len(WITHOUT_PRM) + tested + (len(WITH_PRM) + tested) * len(log_scores))
     ns = [min(n, len(correct_N)) for n in ns]
     orders_DN = draw_orders(len(correct_N), num_draws, [seed, problem])
 
@@ -223,7 +218,7 @@ def _problem_values(
         return np.where(np.asarray(ns) == 1, (correct_N & (groups_N >= 0)).mean(), values_K)
 
     def passing(log_scores_N: Floats) -> list[Floats]:
-        return [best_of(correct_N, after_tests(log_scores_N, graded.passed(problem)), ns)] * tested
+        return [best_of(correct_N, after_tests(log_scores_N, graded.passed(problem)), ns)] * graded.has_tests
 
     values = [np.full(len(ns), correct_N.mean()), votes(np.ones(len(correct_N))), pass_at(correct_N, ns)]
     values += passing(np.zeros(len(correct_N)))

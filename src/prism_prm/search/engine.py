@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,12 +48,8 @@ class Scoring:
         self.session = None if prm is None else prm.session(problems)
         self._tokens: dict[int, int] = {}
 
-    def __enter__(self) -> Scoring:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Free the memory of the session."""
         if self.session is not None:
             self.session.close()
 
@@ -111,8 +106,7 @@ class Scoring:
             return
         trees: list[tuple[int, StepTree, list[SearchNode]]] = []
         for problem, nodes in solutions.items():
-            wanted = [node for leaf in nodes for node in leaf.nodes() if node.probability is None]
-            if wanted:
+            if any(node.probability is None for leaf in nodes for node in leaf.nodes()):
                 trees.append((problem, *self._tree(self.prm, problem, nodes)))
         with self.turn:
             found = self.prm.score_trees([tree for _, tree, _ in trees])
@@ -246,7 +240,7 @@ class SearchEngine:
         keys = unique_names(problems) if keys is None else keys
         waiting = deque(range(len(problems)))
         active: list[_Running] = []
-        with Scoring(self.prm, problems, self.turn) as scoring:
+        with contextlib.closing(Scoring(self.prm, problems, self.turn)) as scoring:
             while waiting or active:
                 while waiting and len(active) < self.at_once:
                     i = waiting.popleft()
@@ -337,18 +331,10 @@ class SearchEngine:
                 num_steps = len(node.nodes())
                 for number in range(first, first + count):
                     key = node_key(settings.seed, running.key, (*node.path, number))
-                    requests.append(
-                        StepRequest(
-                            node.text,
-                            key,
-                            room,
-                            expansion.greedy,
-                            node.state,
-                            whole,
-                            start=node.start,
-                            num_steps=num_steps,
-                        )
+                    request = StepRequest(
+                        node.text, key, room, expansion.greedy, node.state, whole, start=node.start, num_steps=num_steps
                     )
+                    requests.append(request)
                     parents.append((running, node, number))
         # A solution that has used up its tokens is cut off without a request.
         steps = iter(write_steps(self.policy, [one for one in requests if one.max_tokens > 0], settings.sampling))

@@ -27,6 +27,7 @@ from prism_prm.errors import DataError
 from prism_prm.files import atomic_file
 from prism_prm.grading.extract import Extraction
 from prism_prm.job import KEY, Finished, is_made_for
+from prism_prm.stats import number_clusters
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer, TreeScores
@@ -79,6 +80,17 @@ class GradedPool:
             if entry.problem.is_judged or by_pool[i] or (not entry.solutions and any(by_pool))
         )
 
+    @cached_property
+    def clusters(self) -> Ints:
+        """A number per measured problem, the same for equal texts."""
+        return number_clusters(self.pool.problems[problem].problem.text for problem in self.measured)[0]
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Where the solutions of each problem are in lists of all solutions."""
+        ends = itertools.accumulate(map(len, self.grades))
+        return tuple(slice(end - len(grades), end) for grades, end in zip(self.grades, ends, strict=True))
+
     @property
     def num_unmeasured(self) -> int:
         """The number of problems without a reference. Solutions of these can be selected, but not judged."""
@@ -98,8 +110,10 @@ class GradedPool:
         """Whether any problem has public tests."""
         return any(entry.problem.tests is not None and entry.problem.tests.public for entry in self.pool.problems)
 
-    def passed(self, problem: int) -> Bools:
-        """Whether each solution of a problem is known to pass the public tests."""
+    def passed(self, problem: int) -> Bools | None:
+        """Whether each solution of a problem is known to pass the public tests; None if no problem has any."""
+        if not self.has_tests:
+            return None
         return np.array([grade.passed is True for grade in self.grades[problem]], dtype=np.bool_)
 
     def count(self, field: str) -> Counter[str]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prism_prm.console import Advance, ignore
+from prism_prm.scorer import Scorer
 from prism_prm.stats import Interval, wilson
 from prism_prm.tree import StepTree
-
-if TYPE_CHECKING:
-    from prism_prm.scorer import Scorer
 
 
 def keep_agreed(trees: Sequence[StepTree], others: Sequence[StepTree], counts: Counter[str]) -> list[StepTree]:
@@ -104,8 +102,9 @@ class Confusion:
 
 
 def _rate(part: int, whole: int) -> Interval:
-    value = part / whole if whole else float("nan")
-    return Interval(value, *(wilson(part, whole) if whole else (float("nan"), float("nan"))), whole)
+    if not whole:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    return Interval(part / whole, *wilson(part, whole), whole)
 
 
 @dataclass(slots=True)

@@ -44,7 +44,6 @@ class LabelResult:
 class _Active:
     index: int
     problem: TaskProblem
-    prompt: str
     work: Work[LabelResult]
     requests: list[StepRequest]
 
@@ -81,7 +80,7 @@ class LabelEngine:
                     work = self._label_problem(problem, keys[i])
                 else:
                     work = self._label_tree(trees[i], problem, keys[i], grow)
-                active.append(_Active(i, problem, self.policy.prompt(problem.text), work, next(work)))
+                active.append(_Active(i, problem, work, next(work)))
             done: list[tuple[int, LabelResult]] = []
             still_active = []
             num_rollouts = sum(request.whole and not request.keep for running in active for request in running.requests)

@@ -93,10 +93,6 @@ class Target:
         node = self.nodes[self.trunk[position - 1]]
         return node.so_far, node.state
 
-    def wanted(self) -> list[int]:
-        """The nodes that need a label."""
-        return [i for i in range(len(self.nodes)) if i not in self.skipped]
-
     def children(self, position: int) -> list[int]:
         """The candidates after the same prefix as a step of the trunk, including that step."""
         parent = self.nodes[self.trunk[position]].parent
@@ -147,8 +143,6 @@ def sample_solutions(targets: Sequence[Target]) -> Work[list[Target]]:
 
     Returns the targets with different solutions.
     """
-    if not targets:
-        return []
     sampling = targets[0].settings.sampling
     outcomes = yield [
         StepRequest(target.prompt, target.rng_key(SOLUTION), sampling.max_tokens, whole=True, start=target.start)
@@ -236,16 +230,13 @@ def _first_step(before: str, written: Written, sampling: Sampling) -> tuple[str,
     return trimmed(text[len(before) : end], in_code=in_code), text[:end]
 
 
-def roll_out(
-    target: Target,
-    which: Sequence[int],
-    is_enough: Callable[[RolloutTally], bool] = lambda _: False,
-    per_round: int | None = None,
-) -> Work[None]:
-    """Roll out from these nodes, each up to the settings' number of times or until `is_enough`, within the budget."""
-    most, sampling = target.settings.rollouts, target.settings.sampling
+def roll_out(target: Target, which: Sequence[int]) -> Work[None]:
+    """Roll out from these nodes, each up to the settings' number of times or until it is enough, within the budget."""
+    settings = target.settings
+    most, sampling, is_enough = settings.rollouts, settings.sampling, stop_rule(settings)
     # Rounds are needed only to decide in between; otherwise all rollouts are one batch.
-    size = per_round or (most if target.budget.most is None else target.settings.per_round)
+    is_one_batch = settings.method == "monte-carlo" and target.budget.most is None
+    size = most if is_one_batch else settings.per_round
     active = [i for i in which if target.nodes[i].verdict is None and target.nodes[i].tally.rollouts < most]
     while active and not target.budget.is_spent:
         counts = {i: min(size, most - target.nodes[i].tally.rollouts) for i in active}
@@ -290,16 +281,10 @@ def run_in_step(works: Sequence[Work[None]]) -> Work[None]:
                 del requests[work]
 
 
-def monte_carlo(target: Target) -> Work[None]:
-    """The same number of rollouts for every candidate after every prefix."""
+def every_candidate(target: Target) -> Work[None]:
+    """Rollouts for every candidate after every prefix, all the same number or each until its label is decided."""
     yield from sample_alternatives(target, range(len(target.trunk)))
-    yield from roll_out(target, target.wanted())
-
-
-def adaptive(target: Target) -> Work[None]:
-    """The same candidates; each gets rollouts until its label is decided."""
-    yield from sample_alternatives(target, range(len(target.trunk)))
-    yield from roll_out(target, target.wanted(), stop_rule(target.settings), target.settings.per_round)
+    yield from roll_out(target, [i for i in range(len(target.nodes)) if i not in target.skipped])
 
 
 def binary(target: Target) -> Work[None]:
@@ -307,8 +292,7 @@ def binary(target: Target) -> Work[None]:
 
     Steps before it are right because a later one is. Steps after it have no label, but may have an estimate.
     """
-    settings, rule = target.settings, find_rule(target.settings.rule)
-
+    rule = find_rule(target.settings.rule)
     right, wrong = -1, len(target.trunk)
     if target.right:
         right = len(target.trunk) - 1
@@ -317,7 +301,7 @@ def binary(target: Target) -> Work[None]:
     while wrong - right > 1:
         middle = (right + wrong) // 2
         node = target.nodes[target.trunk[middle]]
-        yield from roll_out(target, [target.trunk[middle]], stop_rule(settings), settings.per_round)
+        yield from roll_out(target, [target.trunk[middle]])
         if not node.tally.rollouts:
             return  # the budget is spent
         if rule.label(node.tally.hits / node.tally.rollouts):
@@ -328,7 +312,7 @@ def binary(target: Target) -> Work[None]:
         target.nodes[target.trunk[position]].implied = 1.0
     if wrong < len(target.trunk):
         yield from sample_alternatives(target, [wrong])
-        yield from roll_out(target, target.children(wrong), stop_rule(settings), settings.per_round)
+        yield from roll_out(target, target.children(wrong))
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +324,7 @@ class LabelMethod:
 
 
 METHODS: dict[str, LabelMethod] = {
-    "monte-carlo": LabelMethod("the same number of rollouts for every candidate after every prefix", monte_carlo),
+    "monte-carlo": LabelMethod("the same number of rollouts for every candidate after every prefix", every_candidate),
     "binary": LabelMethod("bisection for the first wrong step, with alternatives only there", binary),
-    "adaptive": LabelMethod("every candidate after every prefix, each until its label is decided", adaptive),
+    "adaptive": LabelMethod("every candidate after every prefix, each until its label is decided", every_candidate),
 }

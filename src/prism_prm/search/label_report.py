@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,9 @@ from prism_prm.report import Report, escaped, finish, number, percent, styles
 from prism_prm.search.label_checks import LabelNoise
 from prism_prm.search.label_engine import LabelResult
 from prism_prm.search.label_methods import METHODS
+from prism_prm.search.recipes import LabelRecipe
 from prism_prm.stats import Interval
 from prism_prm.tree import Step, StepTree
-
-if TYPE_CHECKING:
-    from prism_prm.search.recipes import LabelRecipe
 
 GAPS = (0.0, 0.25, 0.5, 0.75)
 """Pairs are counted with at least these gaps."""

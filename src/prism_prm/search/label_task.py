@@ -12,7 +12,7 @@ from typing import Any
 
 from prism_prm.aggregate import card_values, choose_threshold
 from prism_prm.backends.open_critic import is_critic
-from prism_prm.backends.open_scorer import PrmOptions, check_scorer
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer, opened_prm
 from prism_prm.backends.policy import Policy, PolicySettings, check_policy, open_policy
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
@@ -249,8 +249,6 @@ def _keep_confirmed(
     trees: Sequence[StepTree], place: str, options: PrmOptions, out: Path, counts: Counter[str],
 ) -> tuple[list[StepTree], dict[str, Any] | None]:  # fmt: skip
     """The trees with only the labels that a scorer confirms, and the cost if it is a critic."""
-    from prism_prm.backends.open_scorer import opened_prm
-
     # A critic runs in this process and caches its replies itself; a PRM's scores are cached in a store.
     store, options = (None, replace(options, ray=None)) if is_critic(place) else (out / "journal" / "scores", options)
     with opened_prm(place, options) as scorer:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,8 +20,16 @@ from prism_prm.aggregate import (
     check_aggregator,
     choose_aggregator,
 )
+from prism_prm.arrays import Floats
 from prism_prm.backends.ensemble import combine
-from prism_prm.backends.open_scorer import EnsemblePlace, PrmOptions, check_scorer, ensemble_place, named_segmenter
+from prism_prm.backends.open_scorer import (
+    EnsemblePlace,
+    PrmOptions,
+    check_scorer,
+    ensemble_place,
+    named_segmenter,
+    opened_prm,
+)
 from prism_prm.calibration import sigmoid
 from prism_prm.config import SHOWN, Count, Natural, Range, Word, check
 from prism_prm.console import progress, say
@@ -33,6 +41,7 @@ from prism_prm.grading.extract import EXTRACTORS
 from prism_prm.job import Here, Job, stoppable
 from prism_prm.paths import file_name
 from prism_prm.report import remove_report
+from prism_prm.scorer import Scorer
 from prism_prm.search.adaptive import AdaptiveSettings
 from prism_prm.search.adaptive_pool import simulate
 from prism_prm.search.controls import measure_controls
@@ -54,10 +63,6 @@ from prism_prm.search.grade_pool import (
 from prism_prm.search.rerank_report import RerankResults, make_report
 from prism_prm.search.select import select_solutions, write_selected
 from prism_prm.segments import first_response, last_revision
-
-if TYPE_CHECKING:
-    from prism_prm.arrays import Floats
-    from prism_prm.scorer import Scorer
 
 SOLUTIONS = "solutions.parquet"
 SELECTED = "selected.jsonl"
@@ -167,7 +172,6 @@ def rerank_pool(
         >>> [chosen.answer for chosen in results.selections if chosen.rule == "majority"]
         ['3', '7']
     """
-    from prism_prm.backends.open_scorer import opened_prm
     from prism_prm.evaluate.score_files import write_scores
 
     settings, out = settings or RerankSettings(), Path(out)
@@ -249,15 +253,14 @@ def rerank_pool(
         selections = select_solutions(graded, step_scores, own)
         selecting = {prm: choice.value for prm, choice in own.items()}
         controls = measure_controls(graded, step_scores, selecting, curves[0].ns if curves else ())
+        adaptive = []
+        if curves and settings.adaptive.error is not None:
+            log_scores = {prm: log_scores_of(each, selecting[prm], pool) for prm, each in step_scores.items()}
+            adaptive = simulate(graded, step_scores, log_scores, settings.adaptive, seed=settings.seed)
+        num_members = {name: len(place.members) for name, place in of_scores.items()}
         results = RerankResults(
             title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox,
-            tokens, critics, controls,
-            simulate(
-                graded,
-                {prm: (each, log_scores_of(each, own[prm].value, pool)) for prm, each in step_scores.items()},
-                settings.adaptive, seed=settings.seed,
-            ) if curves and settings.adaptive.error is not None else (),
-            {name: len(place.members) for name, place in of_scores.items()},
+            tokens, critics, controls, adaptive, num_members,
         )  # fmt: skip
         report = make_report(results)
         remove_report(out)  # a killed process must not leave its solutions beside another run's metrics

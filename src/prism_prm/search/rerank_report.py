@@ -247,7 +247,7 @@ def make_report(results: RerankResults) -> Report:
             _tabulate_adaptive(results, report)
     selected: dict[str, list[int]] = {}
     for selection in results.selections:
-        counts = selected.setdefault(" · ".join(filter(None, (selection.prm, TITLES[selection.rule]))), [0, 0, 0])
+        counts = selected.setdefault(joined(selection.prm, TITLES[selection.rule]), [0, 0, 0])
         counts[0] += selection.solution is not None
         counts[1] += selection.answer is not None
         counts[2] += selection.solution is None
@@ -313,7 +313,7 @@ def _tabulate_selectors(results: RerankResults, report: Report) -> None:
     """Add the table that answers whether a scorer pays."""
     rows = [
         [
-            " · ".join(filter(None, (one.prm, TITLES[one.method]))), percent(one.accuracy),
+            joined(one.prm, TITLES[one.method]), percent(one.accuracy),
             NO_DATA if one.gain is None else _signed(one.gain), number(round(one.tokens)),
         ]
         for one in results.selectors()
@@ -338,7 +338,7 @@ def _tabulate_adaptive(results: RerankResults, report: Report) -> None:
     report.text("## Adaptive budgets")
     rows = [
         [
-            " · ".join(filter(None, (one.prm, one.rule))), f"{one.solutions.value:.1f}",
+            joined(one.prm, one.rule), f"{one.solutions.value:.1f}",
             percent(one.saved), percent(one.accuracy), _signed(one.over_full), _signed(one.over_fixed),
             percent(one.differing),
         ]
@@ -431,8 +431,12 @@ def _draw_methods(results: RerankResults, report: Report) -> None:
 
 def row_name(curve: Curve, *, with_aggregator: bool) -> str:
     """The name of a selection rule in tables."""
-    parts = (curve.prm, TITLES[curve.method], curve.aggregator if with_aggregator else "")
-    return " · ".join(part for part in parts if part)
+    return joined(curve.prm, TITLES[curve.method], curve.aggregator if with_aggregator else "")
+
+
+def joined(*parts: str) -> str:
+    """A name of several parts, without empty ones."""
+    return " · ".join(filter(None, parts))
 
 
 def _add_example(results: RerankResults, report: Report) -> None:

@@ -17,7 +17,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -67,12 +66,8 @@ class Rounds:
         self._numbers: dict[str, int] = {}
         self._done = done
 
-    def __enter__(self) -> Rounds:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._lines.close()
 
     def add(self, key: str, record: RoundRecord) -> None:

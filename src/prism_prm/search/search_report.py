@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism_prm.aggregate import Choice
 from prism_prm.arrays import Floats, Ints
@@ -14,11 +14,9 @@ from prism_prm.report import NO_DATA, Report, draw_curve, escaped, finish, numbe
 from prism_prm.search.controls import Controls, tabulate_adjusted, warnings
 from prism_prm.search.grade_pool import GradedPool
 from prism_prm.search.methods import METHODS
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.rerank_report import TITLES, add_answers, answer_counts, harness_notes, no_solution_note
 from prism_prm.stats import Comparison, Interval, compare_means
-
-if TYPE_CHECKING:
-    from prism_prm.search.recipes import SearchRecipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from prism_prm.aggregate import (
     log_score,
     segmenter_of,
 )
-from prism_prm.backends.open_scorer import PrmOptions, check_scorer, named_segmenter
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer, named_segmenter, opened_prm, prm_for_workers
 from prism_prm.backends.policy import Policy, PolicySettings, check_policy, open_policy
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
@@ -30,7 +30,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.job import Finished, Here, Job, Opening, Workers
 from prism_prm.paths import file_name, named_places
 from prism_prm.ray import executor_of
-from prism_prm.scorer import ScorerFacts, TreeScores
+from prism_prm.scorer import Scorer, ScorerFacts, TreeScores
 from prism_prm.search.controls import Controls, measure_controls
 from prism_prm.search.curves import compute_curves
 from prism_prm.search.engine import RoundStats, SearchEngine, Speedometer, policy_identity, policy_workers
@@ -47,19 +47,16 @@ from prism_prm.search.methods import SearchSettings
 from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.rounds import FOLDER, RoundRecord, Rounds, SearchRound, record_round
 from prism_prm.search.search_report import Point, make_report
-from prism_prm.search.select import SELECTORS, Candidates
+from prism_prm.search.select import RULES, choose
 from prism_prm.search.tree import SearchResult
 from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.stats import mean_interval, number_clusters
 from prism_prm.store import Request, ScoreStore
 from prism_prm.tree import StepTree, unique_names
 
-if TYPE_CHECKING:
-    from prism_prm.scorer import Scorer
-
-Searcher = tuple[Policy, "Scorer | None"]
+Searcher = tuple[Policy, Scorer | None]
 """The policy and the PRM of a worker."""
-CURVE_OF = {"argmax": "best-of-n", "majority": "majority", "weighted": "weighted", "public-tests": "public-tests"}
+CURVE_OF = {selector: rule for rule, selector in RULES.items()}
 """By selector (`--select`), the name of its curve in `prism rerank`."""
 
 
@@ -195,8 +192,6 @@ class Experiment:
             with self.prm(name) if name else contextlib.nullcontext() as prm:
                 yield Here((self.policy, prm))
             return
-        from prism_prm.backends.open_scorer import prm_for_workers
-
         opening = prm_for_workers(self.prms[name], self.options, name) if name else Opening(_no_prm, loads=False)
         with policy_workers(self.job, self.policy_settings, opening) as workers:
             yield workers
@@ -204,8 +199,6 @@ class Experiment:
     @contextlib.contextmanager
     def prm(self, name: str) -> Iterator[Scorer]:
         """Open a PRM in this process."""
-        from prism_prm.backends.open_scorer import opened_prm
-
         with opened_prm(self.prms[name], self.options, name) as scorer:
             self.opened[name] = scorer
             yield scorer
@@ -273,8 +266,7 @@ class Experiment:
         points = []
         for name in list(prms) or [""]:
             method, choice = CURVE_OF[self.recipe.selector], aggregators[name]
-            needs_prm = method != "majority" and choice is not None
-            curve = by_rule[(method, name, choice.value) if needs_prm and choice else (method, "", "")]
+            curve = by_rule[(method, name, choice.value) if choice and method != "majority" else (method, "", "")]
             for k, n in enumerate(self.recipe.ns):
                 tokens = (policy_tokens * n / most, prm_tokens[name] * n / most)
                 oracle, solutions = by_rule["oracle", "", ""].points[k], float(np.minimum(n, sizes).mean())
@@ -301,7 +293,7 @@ class Experiment:
             settings = replace(settings, method="sample")
         # Only once, because hashing billions of weights takes a while.
         self.policy_identity = self.policy_identity or workers.ask(policy_identity)
-        label = _label(name, n)
+        label, texts = _label(name, n), [problem.text for problem in self.problems]
         threshold = choose_threshold(None, card_values(prm)).value
         recorded = ("method", "n", "expand", "lookahead", "prm_weight", "max_steps", "seed")
         about = {"prm": name, "aggregator": settings.effective_aggregator, "threshold": threshold}
@@ -316,7 +308,7 @@ class Experiment:
             def on_start(done: Collection[str]) -> None:
                 self.job.write_settings(self.recipe)
                 file = self.job.out / FOLDER / f"{file_name(label)}.jsonl"
-                rounds.append(stack.enter_context(Rounds(file, about, done)))
+                rounds.append(stack.enter_context(contextlib.closing(Rounds(file, about, done))))
 
             def on_event(event: Finished[SearchResult] | RoundStats | tuple[str, RoundRecord]) -> str:
                 if isinstance(event, tuple):
@@ -325,10 +317,8 @@ class Experiment:
 
             mapped = self.job.map(
                 functools.partial(search_chunk, settings=settings),
-                dict(zip(unique_names(p.text for p in self.problems), (p.text for p in self.problems), strict=True)),
-                name=label, verb="searched", unit="problems", workers=workers, kind=SearchResult,
-                chunk=self.recipe.at_once,
-                made_with=made_with,
+                dict(zip(unique_names(texts), texts, strict=True)), name=label, verb="searched", unit="problems",
+                workers=workers, kind=SearchResult, chunk=self.recipe.at_once, made_with=made_with,
                 on_start=on_start, on_event=on_event,
             )  # fmt: skip
         results = [replace(result, problem=i) for i, result in enumerate(mapped.results.values())]
@@ -374,9 +364,7 @@ class Experiment:
                 log_score(solution.scores, choice.value, solution.steps) if choice and solution.scores else -np.inf
                 for solution in entry.solutions
             ]
-            keys = [None if group < 0 else str(group) for group in graded.groups(i).tolist()]
-            passed = graded.passed(i) if graded.has_tests else None
-            selected.append(SELECTORS[self.recipe.selector](Candidates(keys, np.array(scores), passed)))
+            selected.append(choose(graded, i, self.recipe.selector, np.array(scores)))
         file = self.job.out / "solutions" / f"{file_name(_label(name, n))}.parquet"
         write_solutions(file, graded, chosen=selected)
         return selected

@@ -153,6 +153,12 @@ RULES = {"majority": "majority", "best-of-n": "argmax", "weighted": "weighted", 
 """The selector of each curve. The first needs no PRM, and the last works with and without one."""
 
 
+def choose(graded: GradedPool, problem: int, selector: str, log_scores_N: Floats) -> int | None:
+    """The index of the solution of a problem that a selector chooses; None without solutions or votes."""
+    keys = [None if group < 0 else str(group) for group in graded.groups(problem).tolist()]
+    return SELECTORS[selector](Candidates(keys, log_scores_N, graded.passed(problem)))
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The solution of one problem that a rule selects from all its solutions."""
@@ -187,11 +193,9 @@ def select_solutions(
     If programs have public tests, also by these: the first program that passes, or with a PRM the best-scored one.
     """
     log_scores = {prm: log_scores_of(steps, aggregators[prm].value, graded.pool) for prm, steps in scores.items()}
-    ends = np.cumsum([len(grades) for grades in graded.grades])
+    tested = ["public-tests"] * graded.has_tests
     selections: list[Selection] = []
-    for problem, grades in enumerate(graded.grades):
-        own = slice(ends[problem] - len(grades), ends[problem])
-        tested = ["public-tests"] * graded.has_tests
+    for problem, (grades, own) in enumerate(zip(graded.grades, graded.slices, strict=True)):
         no_scores: StepScores = [None] * len(grades)
         zeros_N = np.zeros(len(grades))
         selections += [_select(graded, problem, rule, "", "", zeros_N, no_scores) for rule in ("majority", *tested)]
@@ -206,9 +210,7 @@ def _select(
     graded: GradedPool, problem: int, rule: str, prm: str, aggregator: str, log_scores_N: Floats, steps_N: StepScores
 ) -> Selection:
     entry, grades = graded.pool.problems[problem], graded.grades[problem]
-    keys = [None if grade.group < 0 else str(grade.group) for grade in grades]
-    passed = graded.passed(problem) if graded.has_tests else None
-    chosen = SELECTORS[RULES[rule]](Candidates(keys, log_scores_N, passed))
+    chosen = choose(graded, problem, RULES[rule], log_scores_N)
     about = (problem, entry.problem.name, entry.problem.text, rule, prm, aggregator, len(grades), chosen)
     if chosen is None:
         return Selection(*about, (), None, None, None, None)
@@ -217,8 +219,9 @@ def _select(
     share = None
     if rule in ("majority", "weighted"):
         weights_N = relative_weights(log_scores_N)
-        total = float(weights_N[[key is not None for key in keys]].sum())
-        share = float(weights_N[[key == keys[chosen] for key in keys]].sum()) / total if total > 0 else None
+        groups_N = graded.groups(problem)
+        total = float(weights_N[groups_N >= 0].sum())
+        share = float(weights_N[groups_N == groups_N[chosen]].sum()) / total if total > 0 else None
     return Selection(*about, entry.solutions[chosen].steps, grade.answer, score, share, grade.correct)
 
 

@@ -19,7 +19,7 @@ from prism_prm import metrics
 from prism_prm.arrays import Bools, Floats
 from prism_prm.data import formats
 from prism_prm.data.formats import ReadOptions
-from prism_prm.data.inputs import decode, find_sources, rows
+from prism_prm.data.inputs import find_sources, read_records
 from prism_prm.errors import DataError
 from prism_prm.evaluate.benchmarks import Benchmark, Item, ItemSet
 from prism_prm.evaluate.measure import (
@@ -70,33 +70,30 @@ def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
     notes: Counter[str] = Counter()
     items: list[Item] = []
     seen: set[str] = set()
-    sources = find_sources(inputs)
-    for source in sources:
-        for row in rows(source):
-            try:
-                record = decode(row, _Row)
-                if record.classification not in CLASSES:
-                    raise DataError(
-                        f"classification {record.classification!r} is not one of PRMBench's: {', '.join(CLASSES)}",
-                        reason="unknown-class",
-                    )
-                drafts = formats.read_prmbench(record, ReadOptions())
-            except DataError as error:
-                raise DataError(f"{row.where}: {error}", reason=error.reason) from error
-            outside = sum(step > len(record.modified_process) for step in record.error_steps)
-            notes["error steps past the last step"] += outside
-            only_outside = bool(outside) and outside == len(record.error_steps)
-            notes["items whose error steps are all past the last step"] += only_outside
-            wordings = (record.original_question, record.modified_question)
-            problem = record.question or record.original_question or record.modified_question
-            for i, draft in enumerate(drafts):
-                if draft.name in seen:
-                    notes["rows whose id was seen before"] += 1
-                    continue
-                seen.add(draft.name)
-                tree = replace(draft.tree(len(items)), where=row.where)
-                items.append(Item(tree, TWINS if i else record.classification, problem, also=wordings))
-    files = tuple(source.name for source in sources)
+
+    def read(record: _Row) -> tuple[_Row, list[formats.Draft]]:
+        if record.classification not in CLASSES:
+            raise DataError(
+                f"classification {record.classification!r} is not one of PRMBench's: {', '.join(CLASSES)}",
+                reason="unknown-class",
+            )
+        return record, formats.read_prmbench(record, ReadOptions())
+
+    for row, (record, drafts) in read_records(inputs, read, _Row):
+        outside = sum(step > len(record.modified_process) for step in record.error_steps)
+        notes["error steps past the last step"] += outside
+        only_outside = bool(outside) and outside == len(record.error_steps)
+        notes["items whose error steps are all past the last step"] += only_outside
+        wordings = (record.original_question, record.modified_question)
+        problem = record.question or record.original_question or record.modified_question
+        for i, draft in enumerate(drafts):
+            if draft.name in seen:
+                notes["rows whose id was seen before"] += 1
+                continue
+            seen.add(draft.name)
+            tree = replace(draft.tree(len(items)), where=row.where)
+            items.append(Item(tree, TWINS if i else record.classification, problem, also=wordings))
+    files = tuple(source.name for source in find_sources(inputs))
     sizes = Counter(item.group for item in items)
     return ItemSet(tuple(items), files, dict(notes), complete=sizes == FULL_SIZE)
 
