@@ -62,6 +62,9 @@ class Ensemble(Scorer):
         self.members = tuple(members)
         self.rule = rule
         self.context = min(member.context for member in members)
+        choices = {member.on_too_long for member in members}
+        # A step that one member skips has no score, whatever the others do with it.
+        self.on_too_long = next(choice for choice in ("error", "skip", "window") if choice in choices)
         self.reads_whole_solutions = any(member.reads_whole_solutions for member in members)
         self.judges_every_step = all(member.judges_every_step for member in members)
         self.by_sample = any(member.by_sample for member in members)
