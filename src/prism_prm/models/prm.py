@@ -449,11 +449,8 @@ def _windows(
                 members.add(node)
                 node = tree.parents[node]
         originals = sorted(members)
-        number = {node: i for i, node in enumerate(originals)}
-        parents = tuple(number.get(tree.parents[node], ROOT) for node in originals)
-        window = StepTree(tree.tree_id, tree.problem, tuple(tree.nodes[node] for node in originals), parents, ())
-        groups = [(number[node],) for node in reads]
-        items.append(PackItem(encode_tree(window, family), groups, index, tuple(originals)))
+        groups = [(originals.index(node),) for node in reads]
+        items.append(PackItem(encode_tree(tree.only(originals), family), groups, index, tuple(originals)))
     return items
 
 
