@@ -38,12 +38,12 @@ from prism_prm.backends.critic_replies import (
     rows_of_index,
 )
 from prism_prm.backends.critic_settings import CriticSettings
-from prism_prm.console import Advance, bar_on_stderr, ignore
+from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError, PrismError, shown
 from prism_prm.grading.sandbox import Sandbox
 from prism_prm.grading.sandbox_policy import Limits, SandboxError
 from prism_prm.net import TooLongError
-from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.scorer import ScorerWithBar, TreeScores
 from prism_prm.tree import StepTree
 
 T = TypeVar("T")
@@ -104,10 +104,11 @@ class CriticBackend(Protocol):
         """Close connections."""
 
 
-class Critic(Scorer):
+class Critic(ScorerWithBar):
     """Scores steps by a critic's verdicts; usable like a PRM. `run_code` runs the code that the critic writes."""
 
     on_too_long = "skip"
+    bar_label = "asking the critic"
 
     def __init__(
         self,
@@ -210,26 +211,11 @@ class Critic(Scorer):
 
     # --- scores ---
 
-    def score_trees(
-        self,
-        trees: Sequence[StepTree],
-        wanted: Sequence[Sequence[int]] | None = None,
-        *,
-        progress: bool = False,
-        advance: Advance = ignore,
-    ) -> list[TreeScores]:
-        """Score all nodes of each tree, or only the wanted ones; unjudged nodes are NaN."""
-        nodes = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
+    def _score(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], advance: Advance) -> list[TreeScores]:
         call = CriticCall(self)
-        with bar_on_stderr("asking the critic", len(trees), shown=progress) as bar:
-
-            def report(done: int, _more: str = "", /) -> None:
-                advance(done)
-                bar(done)
-
-            judged = call.run([call.judge(tree, own, report) for tree, own in zip(trees, nodes, strict=True)])
+        judged = call.run([call.judge(tree, own, advance) for tree, own in zip(trees, wanted, strict=True)])
         scores = []
-        for log_odds_NO, own in zip(judged, nodes, strict=True):
+        for log_odds_NO, own in zip(judged, wanted, strict=True):
             unjudged = tuple(node for node in own if math.isnan(log_odds_NO[node, 0]))
             scores.append(TreeScores(self.outputs, log_odds_NO, unjudged=unjudged))
         return scores
