@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,9 @@ import numpy as np
 from prism_prm.aggregate import CardValues
 from prism_prm.arrays import Floats
 from prism_prm.backends.open_rival import CONFIDENCES, WINDOW, RivalPlace
-from prism_prm.backends.openai import API_KEY, TOP, served_model
-from prism_prm.backends.policy import Prompting, chat_text, render
-from prism_prm.console import Advance, bar_on_stderr, ignore
+from prism_prm.backends.openai import API_KEY, TOP, first_choice, served_model
+from prism_prm.backends.policy import Prompting, render
+from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.models.card import prm_folder
 from prism_prm.models.families.language_model import LanguageModel, OutcomeReward
@@ -28,7 +29,7 @@ from prism_prm.models.language_module import log_probability, self_certainty, to
 from prism_prm.models.packing import EncodedTree, describe, encode_tree
 from prism_prm.models.prm import PRM, PackItem, score_items
 from prism_prm.net import RetryPolicy, Server
-from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.scorer import Scorer, ScorerWithBar, TreeScores
 from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.tree import StepTree
 
@@ -96,7 +97,22 @@ class ImplicitPRM(Scorer):
         return self.model.notes()
 
 
-class ORM(Scorer):
+class _InChunks(ScorerWithBar):
+    """A scorer that reads some trees at a time, to bound memory."""
+
+    def _score(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], advance: Advance) -> list[TreeScores]:
+        results: list[TreeScores] = []
+        for start in range(0, len(trees), AT_ONCE):
+            results += self._score_chunk(trees[start : start + AT_ONCE], wanted[start : start + AT_ONCE])
+            advance(len(results) - start)
+        return results
+
+    @abstractmethod
+    def _score_chunk(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+        """Score the wanted nodes of each tree."""
+
+
+class ORM(_InChunks):
     """An outcome reward model: the score of a step is that of the solution, if it ended there."""
 
     def __init__(self, model: PRM) -> None:
@@ -107,24 +123,7 @@ class ORM(Scorer):
     def identity(self) -> str:
         return _digest("orm", self.model.identity())
 
-    def score_trees(
-        self,
-        trees: Sequence[StepTree],
-        wanted: Sequence[Sequence[int]] | None = None,
-        *,
-        progress: bool = False,
-        advance: Advance = ignore,
-    ) -> list[TreeScores]:
-        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
-        results: list[TreeScores] = []
-        with bar_on_stderr("scoring", len(trees), shown=progress) as bar, self.model.module.scoring():
-            for some, nodes in _chunks(trees, wanted):
-                results += self._score(some, nodes)
-                bar(len(some))
-                advance(len(some))
-        return results
-
-    def _score(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+    def _score_chunk(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
         """Add an end after the parent of each node, with the node's text and the end of the turn, and read there."""
         prm = self.model
         assert isinstance(prm.family, OutcomeReward), "opened as an outcome reward model"
@@ -142,7 +141,8 @@ class ORM(Scorer):
             items += [PackItem(with_ends, groups, index)] * bool(groups)
             too_long.append(tuple(long))
         sizes = [2 * len(tree.nodes) for tree in trees]
-        scores = score_items(prm, items, sizes, lambda i, node: f"tree {i}, node {node - len(trees[i].nodes)}")
+        with prm.module.scoring():
+            scores = score_items(prm, items, sizes, lambda i, node: f"tree {i}, node {node - len(trees[i].nodes)}")
         return [
             TreeScores(self.outputs, found[len(tree.nodes) :], long)
             for found, tree, long in zip(scores, trees, too_long, strict=True)
@@ -223,7 +223,7 @@ class ServedTokens:
         self.context = 2**31
 
     def identity(self) -> str:
-        return _digest(self.server.shown, self.model, self.tokenizer and chat_text(self.tokenizer, [("user", "a")]))
+        return _digest(self.server.shown, self.model, self.tokenizer and render("a", Prompting(), self.tokenizer))
 
     def values(
         self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], measure: str
@@ -243,7 +243,7 @@ class ServedTokens:
         return found, [() for _ in trees]
 
     async def _ask(self, tree: StepTree, path: Sequence[int], measure: str) -> dict[int, Floats]:
-        text = render(tree.problem, Prompting(template="auto" if self.tokenizer else "none"), self.tokenizer)
+        text = render(tree.problem, Prompting(), self.tokenizer)
         starts = []
         for node in path:
             starts.append(len(text))
@@ -267,11 +267,10 @@ class ServedTokens:
 
 
 def _echoed(
-    answer: Mapping[str, Any], text: str, path: Sequence[int], starts: Sequence[int], measure: str
+    answer: dict[str, Any], text: str, path: Sequence[int], starts: Sequence[int], measure: str
 ) -> dict[int, Floats]:
     """Read the values of each node's tokens from an echoed prompt. Raises ValueError if the answer has none."""
-    choices = answer.get("choices")
-    logprobs = choices[0].get("logprobs") if isinstance(choices, list) and choices else None
+    logprobs = first_choice(answer).get("logprobs")
     own, tops, offsets, tokens = (
         logprobs.get(name) if isinstance(logprobs, dict) else None
         for name in ("token_logprobs", "top_logprobs", "text_offset", "tokens")
@@ -316,7 +315,7 @@ SUMMARIES: dict[str, Callable[[Floats, int], float]] = {
 """How the values of a solution's tokens become its confidence."""
 
 
-class Confidence(Scorer):
+class Confidence(_InChunks):
     """The confidence of a language model in the text up to a step."""
 
     def __init__(
@@ -343,25 +342,13 @@ class Confidence(Scorer):
             found.append({node: SUMMARIES[self.kind](path, self.window) for node, path in paths.items()})
         return found, too_long
 
-    def score_trees(
-        self,
-        trees: Sequence[StepTree],
-        wanted: Sequence[Sequence[int]] | None = None,
-        *,
-        progress: bool = False,
-        advance: Advance = ignore,
-    ) -> list[TreeScores]:
-        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
-        results: list[TreeScores] = []
-        with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
-            for some, nodes in _chunks(trees, wanted):
-                for tree, found, long in zip(some, *self.confidences(some, nodes), strict=True):
-                    log_odds_NO = np.full((len(tree.nodes), 1), np.nan)
-                    for node, confidence in found.items():
-                        log_odds_NO[node] = self._log_odds(confidence)
-                    results.append(TreeScores(self.outputs, log_odds_NO, long))
-                bar(len(some))
-                advance(len(some))
+    def _score_chunk(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+        results = []
+        for tree, found, long in zip(trees, *self.confidences(trees, wanted), strict=True):
+            log_odds_NO = np.full((len(tree.nodes), 1), np.nan)
+            for node, confidence in found.items():
+                log_odds_NO[node] = self._log_odds(confidence)
+            results.append(TreeScores(self.outputs, log_odds_NO, long))
         return results
 
     def _log_odds(self, confidence: float) -> float:
@@ -430,13 +417,6 @@ def _too_long(prm: PRM, tree: StepTree, sizes: Mapping[int, int]) -> list[int]:
             reason="too-long",
         )
     return long
-
-
-def _chunks(
-    trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]
-) -> Iterator[tuple[Sequence[StepTree], Sequence[Sequence[int]]]]:
-    for start in range(0, len(trees), AT_ONCE):
-        yield trees[start : start + AT_ONCE], wanted[start : start + AT_ONCE]
 
 
 def _digest(*facts: object) -> str:
