@@ -261,6 +261,7 @@ class LocalCritic:
         """Run coroutines together, in a thread, because a notebook has its own event loop."""
 
         async def together() -> list[T]:
+            self._waiting = []  # a run that ended with an error may have left some
             return list(await asyncio.gather(*work))
 
         with ThreadPoolExecutor(1) as thread:
