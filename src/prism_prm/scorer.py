@@ -8,6 +8,7 @@ the rest as needed.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -274,6 +275,11 @@ class Scorer(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Close connections, if there are any."""
+
+
+def digest(*facts: object) -> str:
+    """Hash what determines scores, for `identity`."""
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
 class ScorerWithBar(Scorer):

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,10 @@ from prism_prm.grading.sandbox_policy import Limits, SandboxError
 from prism_prm.net import TooLongError
 from prism_prm.scorer import ScorerWithBar, TreeScores
 from prism_prm.tree import StepTree
+
+if TYPE_CHECKING:
+    from prism_prm.backends.hf import LocalCritic
+    from prism_prm.backends.openai import ServedCritic
 
 T = TypeVar("T")
 
@@ -78,32 +82,6 @@ class StopError(Exception):
     """Ends a call; `CriticCall.problem` has the reason."""
 
 
-class CriticBackend(Protocol):
-    """A local or served model that answers questions."""
-
-    name: str
-    model: str
-    kind: str
-    primes: bool
-    """Whether it can continue the assistant's turn."""
-
-    @property
-    def num_retries(self) -> int:
-        """The number of retried requests."""
-
-    def identity(self) -> str:
-        """Identify what determines the replies, as far as it is visible."""
-
-    def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """Run coroutines together; returns their results in order."""
-
-    async def ask(self, question: CriticQuestion) -> Reply:
-        """Send one question."""
-
-    def close(self) -> None:
-        """Close connections."""
-
-
 class Critic(ScorerWithBar):
     """Scores steps by a critic's verdicts; usable like a PRM. `run_code` runs the code that the critic writes."""
 
@@ -112,7 +90,7 @@ class Critic(ScorerWithBar):
 
     def __init__(
         self,
-        backend: CriticBackend,
+        backend: ServedCritic | LocalCritic,
         format: CriticFormat,
         settings: CriticSettings,
         run_code: Callable[[str], str] | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from prism_prm.arrays import Floats
 from prism_prm.calibration import sigmoid
 from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError
-from prism_prm.scorer import ScoredStep, Scorer, StepSession, TreeScores
+from prism_prm.scorer import ScoredStep, Scorer, StepSession, TreeScores, digest
 from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.tree import StepTree
 
@@ -82,8 +81,7 @@ class Ensemble(Scorer):
         self.card = cards.pop() if len(cards) == 1 else shared
 
     def identity(self) -> str:
-        facts = repr((self.rule, [member.identity() for member in self.members]))
-        return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+        return digest(self.rule, [member.identity() for member in self.members])
 
     def score_trees(
         self,

@@ -245,7 +245,6 @@ class LocalCritic:
     """A critic's model in this process. It continues turns and returns log-probabilities."""
 
     primes = True
-    kind = "local"
     num_retries = 0
 
     def __init__(self, place: str, *, dtype: str | None = None, device: str | None = None) -> None:

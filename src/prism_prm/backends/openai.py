@@ -353,6 +353,7 @@ class ServedCritic:
         self.name = f"{self.model} at {self.server.shown}"
         self.kind = str(about.get("owned_by") or "unknown")
         self.primes = self.kind in CONTINUES if settings.priming == "auto" else settings.priming == "on"
+        """Whether it can continue the assistant's turn."""
         meta = about.get("meta")
         if isinstance(meta, dict):  # llama.cpp's facts about the model file, and the context it was started with
             meta = {name: value for name, value in meta.items() if name != "n_ctx"}
@@ -363,6 +364,7 @@ class ServedCritic:
         return f"openai:{self.model}:{json.dumps(self._facts, sort_keys=True)}"
 
     def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """Run coroutines together; returns their results in order."""
         return self.server.together(work)
 
     def close(self) -> None:

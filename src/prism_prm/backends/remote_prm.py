@@ -122,8 +122,8 @@ def _models(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return data
 
 
-def compare_with(remote: RemotePRM, local: Scorer) -> float:
-    """Return the largest difference between a server's probabilities and local ones. Raises if it is too large."""
+def compare_with(remote: RemotePRM, local: Scorer) -> None:
+    """Raise if a server's probabilities are not those of a local PRM."""
     there, here = remote.score(*SAMPLE), local.score(*SAMPLE)
     difference = float(np.max(np.abs(np.array(there) - np.array(here))))
     if not difference <= CLOSE:  # NaN fails too
@@ -131,7 +131,6 @@ def compare_with(remote: RemotePRM, local: Scorer) -> float:
             f"{remote.server.shown}: its scores differ by {difference:.2g} from those of the local PRM: "
             f"{np.round(there, 4).tolist()} instead of {np.round(here, 4).tolist()}. Serve the same model and layout."
         )
-    return difference
 
 
 class _Sizes:
@@ -150,20 +149,22 @@ class _Sizes:
         if steps is None:
             self._known[hash(tree)] = item["tokens"]
             return
-        if not isinstance(prompt, int) or not isinstance(steps, list) or len(steps) != len(tree.nodes):
+        sizes = [prompt, *steps] if isinstance(steps, list) else []
+        if len(sizes) != 1 + len(tree.nodes) or not all(isinstance(size, int) for size in sizes):
             raise ValueError(f"the answer has not one size for each of {len(tree.nodes)} steps")
-        self._known[hash(tree.problem)] = prompt
-        self._known |= {
-            hash((depth, step.text)): int(size)
-            for depth, step, size in zip(tree.depths(), tree.nodes, steps, strict=True)
-        }
+        self._known |= zip(_parts(tree), sizes, strict=True)
 
     def of(self, tree: StepTree) -> int | None:
         """Return the token count of a tree, or None; a step's count depends only on its text and depth."""
         if (count := self._known.get(hash(tree))) is not None:
             return count
-        keys = [hash(tree.problem), *(hash((d, step.text)) for d, step in zip(tree.depths(), tree.nodes, strict=True))]
+        keys = _parts(tree)
         return sum(self._known[key] for key in keys) if all(key in self._known for key in keys) else None
+
+
+def _parts(tree: StepTree) -> list[int]:
+    """Return the keys of a problem and its steps."""
+    return [hash(tree.problem), *(hash((d, step.text)) for d, step in zip(tree.depths(), tree.nodes, strict=True))]
 
 
 class PrismPRM(RemotePRM):

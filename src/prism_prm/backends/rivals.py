@@ -5,13 +5,12 @@ An outcome reward model and a confidence score the solution up to a step, so the
 
 from __future__ import annotations
 
-import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from prism_prm.models.language_module import log_probability, self_certainty, to
 from prism_prm.models.packing import EncodedTree, describe, encode_tree
 from prism_prm.models.prm import PRM, PackItem, score_items
 from prism_prm.net import RetryPolicy, Server
-from prism_prm.scorer import Scorer, ScorerWithBar, TreeScores
+from prism_prm.scorer import Scorer, ScorerWithBar, TreeScores, digest
 from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.tree import StepTree
 
@@ -70,7 +69,7 @@ class ImplicitPRM(Scorer):
         )  # fmt: skip
 
     def identity(self) -> str:
-        return _digest("implicit", self.beta, self.model.identity(), self.reference.identity())
+        return digest("implicit", self.beta, self.model.identity(), self.reference.identity())
 
     def score_trees(
         self,
@@ -116,21 +115,21 @@ class ORM(_InChunks):
     """An outcome reward model: the score of a step is that of the solution, if it ended there."""
 
     def __init__(self, model: PRM) -> None:
-        self.model = model
+        assert isinstance(model.family, OutcomeReward), "opened as an outcome reward model"
+        self.model, self.family = model, model.family
         self.context, self.on_too_long = model.context, model.on_too_long
         self.card = CardValues("last", model.card.threshold, segmenter=model.card.segmenter)
 
     def identity(self) -> str:
-        return _digest("orm", self.model.identity())
+        return digest("orm", self.model.identity())
 
     def _score_chunk(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
         """Add an end after the parent of each node, with the node's text and the end of the turn, and read there."""
         prm = self.model
-        assert isinstance(prm.family, OutcomeReward), "opened as an outcome reward model"
         items, too_long = [], []
         for index, (tree, nodes) in enumerate(zip(trees, wanted, strict=True)):
-            encoded = encode_tree(tree, prm.family)
-            ends = [tuple(prm.family.last_step_ids(step.text)) for step in tree.nodes]
+            encoded = encode_tree(tree, self.family)
+            ends = [tuple(self.family.last_step_ids(step.text)) for step in tree.nodes]
             with_ends = EncodedTree(
                 encoded.prompt, encoded.ids + tuple(ends), encoded.reads + tuple(len(ids) - 1 for ids in ends),
                 encoded.parents * 2, encoded.starts * 2,
@@ -150,11 +149,9 @@ class ORM(_InChunks):
 
     def count_tokens(self, tree: StepTree) -> int:
         """Count each step twice, except the last ones: once as a prefix of others, and once with the end."""
-        family = self.model.family
-        assert isinstance(family, OutcomeReward), "opened as an outcome reward model"
         inner = set(tree.parents)
         encoded = self.model.encode_tree(tree)
-        ends = sum(len(family.last_step_ids(step.text)) for step in tree.nodes)
+        ends = sum(len(self.family.last_step_ids(step.text)) for step in tree.nodes)
         return len(encoded.prompt) + ends + sum(len(ids) for node, ids in enumerate(encoded.ids) if node in inner)
 
     def can_score(self, step: str, depth: int) -> bool:
@@ -162,29 +159,6 @@ class ORM(_InChunks):
 
     def notes(self) -> list[str]:
         return self.model.notes()
-
-
-class TokenSource(Protocol):
-    """A model that gives a value for each token of a solution."""
-
-    context: int
-
-    def identity(self) -> str:
-        """Equal for sources of the same values."""
-
-    def values(
-        self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], measure: str
-    ) -> tuple[list[dict[int, Floats]], list[tuple[int, ...]]]:
-        """Per tree the values of the tokens of each node and of all its ancestors, and the nodes that are too long."""
-
-    def count_tokens(self, tree: StepTree) -> int:
-        """The tokens of a tree."""
-
-    def can_score(self, step: str, depth: int) -> bool:
-        """Whether the step has tokens."""
-
-    def close(self) -> None:
-        """Close connections."""
 
 
 class LocalTokens:
@@ -200,6 +174,7 @@ class LocalTokens:
     def values(
         self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], measure: str
     ) -> tuple[list[dict[int, Floats]], list[tuple[int, ...]]]:
+        """Per tree the values of the tokens of each node and of all its ancestors, and the nodes that are too long."""
         prm = self.prm
         encoded, paths, too_long = [], [], []
         for tree, wanted in zip(trees, nodes, strict=True):
@@ -210,7 +185,7 @@ class LocalTokens:
         return token_values(prm, encoded, paths, self.MEASURES.get(measure, top_confidence)), too_long
 
     def close(self) -> None:
-        return
+        """Do nothing: there are no connections."""
 
 
 class ServedTokens:
@@ -223,11 +198,12 @@ class ServedTokens:
         self.context = 2**31
 
     def identity(self) -> str:
-        return _digest(self.server.shown, self.model, self.tokenizer and render("a", Prompting(), self.tokenizer))
+        return digest(self.server.shown, self.model, self.tokenizer and render("a", Prompting(), self.tokenizer))
 
     def values(
         self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], measure: str
     ) -> tuple[list[dict[int, Floats]], list[tuple[int, ...]]]:
+        """As `LocalTokens.values`."""
         # One request per path that is not the beginning of another.
         paths = [
             [
@@ -319,7 +295,11 @@ class Confidence(_InChunks):
     """The confidence of a language model in the text up to a step."""
 
     def __init__(
-        self, source: TokenSource, kind: str, window: int = WINDOW, segmenter: str = DEFAULT_SEGMENTER
+        self,
+        source: LocalTokens | ServedTokens,
+        kind: str,
+        window: int = WINDOW,
+        segmenter: str = DEFAULT_SEGMENTER,
     ) -> None:
         assert kind in CONFIDENCES, "checked when its name is parsed"
         self.source, self.kind, self.window = source, kind, window
@@ -328,7 +308,7 @@ class Confidence(_InChunks):
 
     def identity(self) -> str:
         window = self.window if self.kind in ("lowest-group", "tail") else None
-        return _digest(self.kind, window, self.source.identity())
+        return digest(self.kind, window, self.source.identity())
 
     def confidences(
         self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]
@@ -417,7 +397,3 @@ def _too_long(prm: PRM, tree: StepTree, sizes: Mapping[int, int]) -> list[int]:
             reason="too-long",
         )
     return long
-
-
-def _digest(*facts: object) -> str:
-    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

@@ -6,7 +6,6 @@ token if it was started without a tag. For an unknown tag it returns neither a r
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from prism_prm.models.model_files import layout_folder, load_tokenizer, readable
 from prism_prm.models.packing import encode_tree
 from prism_prm.models.prm import PackItem, fit
 from prism_prm.net import Server
-from prism_prm.scorer import TreeScores
+from prism_prm.scorer import TreeScores, digest
 from prism_prm.segments import without_tags
 from prism_prm.tree import StepTree
 
@@ -71,8 +70,7 @@ class VllmPRM(RemotePRM):
         layout = family.name, family.sha256, sorted(family.chosen.items()), family.compat, self._sign
         served = self.server.shown, self.model, self._root
         choices = self.context, self.on_too_long, self.card.thinking
-        facts = repr((served, layout, tokenizer_text(family.text.tokenizer), *choices))
-        return f"vllm:{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}"
+        return f"vllm:{digest(served, layout, tokenizer_text(family.text.tokenizer), *choices)}"
 
     def model_hash(self) -> str:
         """Return "": the weights are not visible here."""
