@@ -134,7 +134,7 @@ class StepTree:
         yield from children.items()
 
     def only(self, nodes: Sequence[int]) -> StepTree:
-        """The problem with some of the nodes, in ascending order; a node whose parent is not among them comes first."""
+        """The tree of some nodes, in ascending order; one whose parent is not among them becomes a first step."""
         number = {node: i for i, node in enumerate(nodes)}
         parents = tuple(number.get(self.parents[node], ROOT) for node in nodes)
         return StepTree(self.tree_id, self.problem, tuple(self.nodes[node] for node in nodes), parents, ())
