@@ -8,6 +8,7 @@ the rest as needed.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 
 from prism_prm.aggregate import CardLike, card_values, choose_aggregator, solution_score
 from prism_prm.calibration import Calibration, right_probability, sigmoid
-from prism_prm.console import Advance, ignore
+from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.job import Workers
 from prism_prm.tree import StepTree
@@ -271,6 +272,38 @@ class Scorer(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Close connections, if there are any."""
+
+
+def digest(*facts: object) -> str:
+    """Hash what determines scores, for `identity`."""
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+class ScorerWithBar(Scorer):
+    """A scorer that implements `_score`; its `score_trees` has the defaults and the progress bar."""
+
+    bar_label = "scoring"
+
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
+        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
+        with bar_on_stderr(self.bar_label, len(trees), shown=progress) as bar:
+
+            def report(done: int, _more: str = "", /) -> None:
+                advance(done)
+                bar(done)
+
+            return self._score(trees, wanted, report)
+
+    @abstractmethod
+    def _score(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], advance: Advance) -> list[TreeScores]:
+        """Score the wanted nodes of each tree."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,12 @@ class StepTree:
             children.setdefault(parent, []).append(node)
         yield from children.items()
 
+    def only(self, nodes: Sequence[int]) -> StepTree:
+        """The tree of some nodes, in ascending order; one whose parent is not among them becomes a first step."""
+        number = {node: i for i, node in enumerate(nodes)}
+        parents = tuple(number.get(self.parents[node], ROOT) for node in nodes)
+        return StepTree(self.tree_id, self.problem, tuple(self.nodes[node] for node in nodes), parents, ())
+
     def with_leaves(self, leaves: Sequence[tuple[int, Step]]) -> StepTree:
         """The tree with more leaves (parent, step) after its nodes, such as lookahead and random negatives."""
         return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import shutil
@@ -35,10 +36,11 @@ from prism_prm import (
     score_files,
     search_task,
 )
-from prism_prm.backends.critic_replies import CriticQuestion
+from prism_prm.backends.critic_replies import CriticQuestion, Reply
+from prism_prm.backends.hf import LocalCritic
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.cli import app
-from prism_prm.errors import ConfigError, DataError
+from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.store import Request, ScoreStore
 from prism_prm.tree import Step, StepTree
 
@@ -331,6 +333,26 @@ history = "x"
 yes = "x"
 no = "y"
 """
+
+
+def test_a_local_critic_answers_after_a_call_that_failed(
+    tiny_lm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question that the failed call left behind is of an event loop that has ended."""
+    local = LocalCritic(str(tiny_lm("qwen2")))
+    question = CriticQuestion((("user", "1 + 1?"),), "", "", 0.0, 1.0, 0, 2, (), False, "0.0")
+
+    async def fail() -> Reply:
+        asyncio.ensure_future(local.ask(question))  # noqa: RUF006
+        await asyncio.sleep(0)
+        raise ModelError("no sandbox")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("prism_prm.backends.hf.SECONDS_TO_GATHER", 3600)
+        with pytest.raises(ModelError):
+            local.run([fail()])
+    [reply] = local.run([asyncio.wait_for(local.ask(question), 60)])
+    assert reply.completion_tokens > 0
 
 
 def test_a_local_critic_gives_the_scores_of_the_verdict_family(

@@ -78,6 +78,26 @@ def test_its_members_decide_what_it_is() -> None:
     assert len(names) == 4
 
 
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [("skip skip", "skip"), ("window skip", "skip"), ("window window", "window"), ("skip error", "error")],
+)
+def test_what_it_does_with_long_steps(choices: str, expected: str) -> None:
+    members = [Fixed(a=1.0), Fixed(a=2.0)]
+    for member, choice in zip(members, choices.split(), strict=True):
+        member.on_too_long = choice
+    assert Ensemble(members).on_too_long == expected
+
+
+def test_rewards_of_solutions_that_fit_each_member() -> None:
+    """The tokens of all members are more than the context of one."""
+    members = [Fixed(a=1.0, b=1.0), Fixed(a=1.0, b=1.0)]
+    for member in members:
+        member.on_too_long, member.context = "skip", 3
+    reward = PRMReward(Ensemble(members), aggregator="min", gate=False)
+    assert reward(["p"], ["a\n\nb"]) == [pytest.approx(1 / (1 + np.exp(-1)))]
+
+
 @pytest.fixture
 def places(tiny_lm: Callable[..., Path], tmp_path: Path) -> list[str]:
     for seed in (1, 2):

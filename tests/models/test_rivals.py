@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from loopback import serve
 from prism_prm.aggregate import segmenter_of
@@ -19,6 +19,7 @@ from prism_prm.backends.load_prm import init_prm, open_prm
 from prism_prm.backends.open_scorer import PrmOptions, check_scorer, named_segmenter
 from prism_prm.backends.rivals import ORM, Confidence, ImplicitPRM, LocalTokens, lowest_group
 from prism_prm.errors import ConfigError, ModelError, PrismError
+from prism_prm.models.families import RIVALS
 from prism_prm.models.language_module import columns_before
 from prism_prm.models.packing import encode_tree
 from prism_prm.models.prm import PRM
@@ -228,6 +229,34 @@ def test_a_server_that_echoes_log_probabilities() -> None:
         pytest.raises(PrismError, match="no log-probabilities of the prompt"),
     ):
         open_prm(f"logprob:openai:{url}", PrmOptions(prm_retries=0)).score_trees([tree])
+
+
+def test_a_served_model_without_a_chat_template(tiny_lm: Callable[..., Path]) -> None:
+    """Its tokenizer is named with `local`; prompts are plain text."""
+    place = tiny_lm("qwen2")
+    with serve(lambda _: (200, {})) as (url, _):
+        named, unnamed = (open_prm(f"tail:openai:{url}", PrmOptions(local=local)) for local in (str(place), None))
+        assert named.identity() != unnamed.identity()
+
+
+@pytest.mark.parametrize("family", RIVALS)
+def test_the_prompt_does_not_depend_on_the_day(tiny_lm: Callable[..., Path], family: str) -> None:
+    """Llama 3's templates state today's date, unless they are given one."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm("qwen2"))
+    tokenizer.chat_template = (
+        "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }}"
+        "{% for m in messages %}{{ m.content }}.{% endfor %}"
+    )
+    ids = RIVALS[family](tokenizer).prompt_ids("p")
+    assert tokenizer.decode(ids) == "26 Jul 2024p."
+
+
+@pytest.mark.parametrize("family", RIVALS)
+def test_a_chat_template_that_drops_a_turn(tiny_lm: Callable[..., Path], family: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm("qwen2"))
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(ModelError, match=f"'{family}': the tokenizer's chat template must contain each turn"):
+        RIVALS[family](tokenizer)
 
 
 def test_options_of_a_gguf_file(tmp_path: Path) -> None:

@@ -190,6 +190,14 @@ def test_a_policy_is_opened_where_its_folder_is_found(
     assert opening.make({str(tmp_path): "/there"}) == replace(given, **opened_there)
 
 
+def test_a_cache_that_does_not_exist_yet_is_where_this_process_would_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opening: Any = prm_for_workers("owner/name", PrmOptions(cache=Path("cache")))
+    assert opening.make.keywords["load"]["cache"] == str(tmp_path / "cache")
+
+
 @pytest.mark.parametrize(("prm", "loads"), [("owner/name", True), ("prism:http://x:8000", False)])
 def test_a_served_prm_needs_no_gpu(prm: str, loads: bool) -> None:
     assert prm_for_workers(prm, PrmOptions()).loads == loads

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -38,13 +38,17 @@ from prism_prm.backends.critic_replies import (
     rows_of_index,
 )
 from prism_prm.backends.critic_settings import CriticSettings
-from prism_prm.console import Advance, bar_on_stderr, ignore
+from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError, PrismError, shown
 from prism_prm.grading.sandbox import Sandbox
 from prism_prm.grading.sandbox_policy import Limits, SandboxError
 from prism_prm.net import TooLongError
-from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.scorer import ScorerWithBar, TreeScores
 from prism_prm.tree import StepTree
+
+if TYPE_CHECKING:
+    from prism_prm.backends.hf import LocalCritic
+    from prism_prm.backends.openai import ServedCritic
 
 T = TypeVar("T")
 
@@ -78,40 +82,15 @@ class StopError(Exception):
     """Ends a call; `CriticCall.problem` has the reason."""
 
 
-class CriticBackend(Protocol):
-    """A local or served model that answers questions."""
-
-    name: str
-    model: str
-    kind: str
-    primes: bool
-    """Whether it can continue the assistant's turn."""
-
-    @property
-    def num_retries(self) -> int:
-        """The number of retried requests."""
-
-    def identity(self) -> str:
-        """Identify what determines the replies, as far as it is visible."""
-
-    def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """Run coroutines together; returns their results in order."""
-
-    async def ask(self, question: CriticQuestion) -> Reply:
-        """Send one question."""
-
-    def close(self) -> None:
-        """Close connections."""
-
-
-class Critic(Scorer):
+class Critic(ScorerWithBar):
     """Scores steps by a critic's verdicts; usable like a PRM. `run_code` runs the code that the critic writes."""
 
     on_too_long = "skip"
+    bar_label = "asking the critic"
 
     def __init__(
         self,
-        backend: CriticBackend,
+        backend: ServedCritic | LocalCritic,
         format: CriticFormat,
         settings: CriticSettings,
         run_code: Callable[[str], str] | None = None,
@@ -210,26 +189,11 @@ class Critic(Scorer):
 
     # --- scores ---
 
-    def score_trees(
-        self,
-        trees: Sequence[StepTree],
-        wanted: Sequence[Sequence[int]] | None = None,
-        *,
-        progress: bool = False,
-        advance: Advance = ignore,
-    ) -> list[TreeScores]:
-        """Score all nodes of each tree, or only the wanted ones; unjudged nodes are NaN."""
-        nodes = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
+    def _score(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], advance: Advance) -> list[TreeScores]:
         call = CriticCall(self)
-        with bar_on_stderr("asking the critic", len(trees), shown=progress) as bar:
-
-            def report(done: int, _more: str = "", /) -> None:
-                advance(done)
-                bar(done)
-
-            judged = call.run([call.judge(tree, own, report) for tree, own in zip(trees, nodes, strict=True)])
+        judged = call.run([call.judge(tree, own, advance) for tree, own in zip(trees, wanted, strict=True)])
         scores = []
-        for log_odds_NO, own in zip(judged, nodes, strict=True):
+        for log_odds_NO, own in zip(judged, wanted, strict=True):
             unjudged = tuple(node for node in own if math.isnan(log_odds_NO[node, 0]))
             scores.append(TreeScores(self.outputs, log_odds_NO, unjudged=unjudged))
         return scores

@@ -32,7 +32,7 @@ _MARKUP = re.compile(r"\\(?:text|textbf|textit|texttt|mathrm|mathbf|mbox)\s*\{([
 _INDEX = re.compile(r"[-\u2212\u2013]?\d{1,6}", re.ASCII)
 _BRACE = re.compile(r"[{}]")
 _COMMENT = re.compile(r"(?://|#).*")
-_OPENING = re.compile(r"\s*[\W_]*")
+_OPENING = re.compile(r"\A[\W_]+")
 """Matches what may precede the first word of an answer: spaces, quotes, markup."""
 LEAST_SHARE = 0.05
 """The minimum probability of both labels together at a verdict's position, unless one of them was written there."""
@@ -172,16 +172,12 @@ def _braced(text: str, start: int) -> str:
 
 
 def _first_word(text: str, labels: FormatLabels) -> Reading | Missing:
-    opening = _OPENING.match(text)
-    rest = text[opening.end() if opening else 0 :]
-    word = re.match(r"\w+", rest)
-    first = _normalize(word[0]) if word else ""
-    if first not in _both(labels):
+    words = [_normalize(word) for word in re.findall(r"\w+", _OPENING.sub("", text))]
+    if not words or words[0] not in _both(labels):
         return "no-verdict"
-    others = {_normalize(other) for other in re.findall(r"\w+", rest)} & _both(labels)
-    if len(others) > 1:
+    if _both(labels) <= set(words):
         return "two-verdicts"
-    return Reading(((float(first == _normalize(labels.yes)),),))
+    return Reading(((float(words[0] == _normalize(labels.yes)),),))
 
 
 def _from_choices(positions: Sequence[TokenChoice], labels: FormatLabels) -> Reading | Missing:

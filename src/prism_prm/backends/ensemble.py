@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from prism_prm.arrays import Floats
 from prism_prm.calibration import sigmoid
 from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError
-from prism_prm.scorer import ScoredStep, Scorer, StepSession, TreeScores
+from prism_prm.scorer import ScoredStep, Scorer, StepSession, TreeScores, digest
 from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.tree import StepTree
 
@@ -62,6 +61,9 @@ class Ensemble(Scorer):
         self.members = tuple(members)
         self.rule = rule
         self.context = min(member.context for member in members)
+        choices = {member.on_too_long for member in members}
+        # A step that one member skips has no score, whatever the others do with it.
+        self.on_too_long = next(choice for choice in ("error", "skip", "window") if choice in choices)
         self.reads_whole_solutions = any(member.reads_whole_solutions for member in members)
         self.judges_every_step = all(member.judges_every_step for member in members)
         self.by_sample = any(member.by_sample for member in members)
@@ -79,8 +81,7 @@ class Ensemble(Scorer):
         self.card = cards.pop() if len(cards) == 1 else shared
 
     def identity(self) -> str:
-        facts = repr((self.rule, [member.identity() for member in self.members]))
-        return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+        return digest(self.rule, [member.identity() for member in self.members])
 
     def score_trees(
         self,

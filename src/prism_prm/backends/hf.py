@@ -245,7 +245,6 @@ class LocalCritic:
     """A critic's model in this process. It continues turns and returns log-probabilities."""
 
     primes = True
-    kind = "local"
     num_retries = 0
 
     def __init__(self, place: str, *, dtype: str | None = None, device: str | None = None) -> None:
@@ -261,6 +260,7 @@ class LocalCritic:
         """Run coroutines together, in a thread, because a notebook has its own event loop."""
 
         async def together() -> list[T]:
+            self._waiting = []  # a run that ended with an error may have left some
             return list(await asyncio.gather(*work))
 
         with ThreadPoolExecutor(1) as thread:

@@ -9,18 +9,18 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prism_prm.aggregate import segmenter_of
 from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.backends.ensemble import Ensemble, check_rule
 from prism_prm.backends.open_critic import check_critic, is_critic
 from prism_prm.backends.open_rival import check_rival, rival_place
-from prism_prm.console import Advance, bar_on_stderr, ignore
+from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError
 from prism_prm.imports import importing
 from prism_prm.job import Chunk, Opening, Workers
@@ -29,9 +29,11 @@ from prism_prm.models.load_settings import LoadSettings
 from prism_prm.models.model_files import base_of, is_adapter
 from prism_prm.net import server_address
 from prism_prm.ray import Ray, RaySettings
-from prism_prm.scorer import Scorer, ScorerFacts, StepSession, TreeScores
+from prism_prm.scorer import Scorer, ScorerFacts, ScorerWithBar, StepSession, TreeScores
 from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.tree import StepTree
+
+Result = TypeVar("Result")
 
 TREES_AT_ONCE = 64
 """The default number of trees per chunk for a worker."""
@@ -217,7 +219,9 @@ def prm_for_workers(prm: Scorer | str | Path, options: PrmOptions, name: str = "
         place = _absolute(prm_folder(source))
         if is_adapter(place) and "adapter" not in load:
             place, load["adapter"] = _absolute(base_of(Path(place))), place
-    load |= {key: _absolute(load[key]) for key in ("adapter", "local", "cache") if key in load}
+    load |= {key: _absolute(load[key]) for key in ("adapter", "local") if key in load}
+    if "cache" in load:  # the folder may not exist yet
+        load["cache"] = os.path.abspath(load["cache"])
     if "calibration" in load:
         load["calibration"] = read_calibration(load["calibration"])
     if family := load.get("family"):
@@ -244,13 +248,14 @@ def _load_ensemble(folders: Mapping[str, str], *, rule: str, openings: Sequence[
     return Ensemble([opening.make(folders) for opening in openings], rule)
 
 
-class RayScorer(Scorer):
+class RayScorer(ScorerWithBar):
     """A PRM on the workers of a cluster, which share the work."""
 
     def __init__(self, workers: Workers[Scorer]) -> None:
         self.workers: Workers[Scorer] = workers
         self.facts = workers.ask(ScorerFacts.of)
         self.outputs, self.context, self.card = self.facts.outputs, self.facts.context, self.facts.card
+        self.on_too_long = workers.ask(attrgetter("on_too_long"))
 
     def identity(self) -> str:
         return self.facts.name
@@ -258,32 +263,17 @@ class RayScorer(Scorer):
     def model_hash(self) -> str:
         return str(self.workers.ask(methodcaller("model_hash")))
 
-    def score_trees(
-        self,
-        trees: Sequence[StepTree],
-        wanted: Sequence[Sequence[int]] | None = None,
-        *,
-        progress: bool = False,
-        advance: Advance = ignore,
-    ) -> list[TreeScores]:
-        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
-        results: dict[int, list[TreeScores]] = {}
-        with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
-            for chunk, scores in self.workers.run(_score, self._chunks(list(zip(trees, wanted, strict=True)))):
-                results[chunk.number] = scores
-                bar(chunk.size)
-                advance(chunk.size)
-        return [tree_scores for number in sorted(results) for tree_scores in results[number]]
+    def _score(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], advance: Advance) -> list[TreeScores]:
+        return list(itertools.chain(*self._share(_score, list(zip(trees, wanted, strict=True)), advance)))
 
     def count_tokens(self, tree: StepTree) -> int:
         return self.count_all([tree])
 
     def count_all(self, trees: Sequence[StepTree]) -> int:
-        return sum(count for _, count in self.workers.run(Scorer.count_all, self._chunks(trees)))
+        return sum(self._share(Scorer.count_all, trees))
 
     def can_score_all(self, solutions: Sequence[StepTree]) -> list[bool]:
-        done = {chunk.number: fits for chunk, fits in self.workers.run(Scorer.can_score_all, self._chunks(solutions))}
-        return [fits for number in sorted(done) for fits in done[number]]
+        return list(itertools.chain(*self._share(Scorer.can_score_all, solutions)))
 
     def can_score(self, step: str, depth: int) -> bool:
         return bool(self.workers.ask(methodcaller("can_score", step, depth)))
@@ -294,11 +284,19 @@ class RayScorer(Scorer):
             f"a session on {len(problems)} problems: a PRM on Ray workers has no sessions; load the PRM in this process"
         )
 
-    @staticmethod
-    def _chunks(items: Sequence[Any]) -> Iterator[Chunk[Any]]:
-        for start in range(0, len(items), TREES_AT_ONCE):
-            part = items[start : start + TREES_AT_ONCE]
-            yield Chunk(start, f"trees {start + 1} to {start + len(part)}", part, len(part))
+    def _share(
+        self, act: Callable[[Scorer, Sequence[Any]], Result], items: Sequence[Any], advance: Advance = ignore
+    ) -> list[Result]:
+        """Let the workers act on chunks of the items; returns the results in order."""
+        parts = {start: items[start : start + TREES_AT_ONCE] for start in range(0, len(items), TREES_AT_ONCE)}
+        chunks = (
+            Chunk(start, f"trees {start + 1} to {start + len(part)}", part, len(part)) for start, part in parts.items()
+        )
+        results: dict[int, Result] = {}
+        for chunk, result in self.workers.run(act, chunks):
+            results[chunk.number] = result
+            advance(chunk.size)
+        return [results[start] for start in parts]
 
 
 def _score(scorer: Scorer, work: Sequence[tuple[StepTree, Sequence[int]]]) -> list[TreeScores]:

@@ -145,10 +145,16 @@ class OpenAiPolicy:
         return self.server.together([self._to_step(*pair, sampling.stop) for pair in pairs], check)
 
     async def _complete(self, request: StepRequest, sampling: Sampling) -> Completion:
+        body = {**self._body(request, sampling), "prompt": request.text}
+        if self.has_log_likelihood:
+            body["logprobs"] = 1
+        return await self.server.ask("POST", "/completions", self._read, body)
+
+    def _body(self, request: StepRequest, sampling: Sampling) -> dict[str, Any]:
+        """Return the fields of a request that both APIs have."""
         greedy = request.greedy or sampling.temperature == 0
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": request.text,
             "max_tokens": request.max_tokens,
             "temperature": 0.0 if greedy else sampling.temperature,
             "top_p": 1.0 if greedy else sampling.top_p,
@@ -157,9 +163,7 @@ class OpenAiPolicy:
             body["stop"] = [sampling.stop]
         if not greedy:
             body["seed"] = request.key % SEEDS
-        if self.has_log_likelihood:
-            body["logprobs"] = 1
-        return await self.server.ask("POST", "/completions", self._read, body)
+        return body
 
     async def _to_step(self, request: StepRequest, completion: Completion, stop: str) -> Written:
         """Convert a completion to a step; the rules above decide how it ended."""
@@ -199,9 +203,8 @@ class OpenAiPolicy:
 
     def _read(self, answer: dict[str, Any]) -> Completion:
         """Read the first choice of an answer. Raises ValueError if the answer is invalid."""
-        choices = answer.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
+        choice = first_choice(answer)
+        if not isinstance(choice.get("text"), str):
             raise ValueError(
                 f"the answer has no choices[0].text; is this a completions API? Its fields: {sorted(answer)}"
             )
@@ -244,22 +247,12 @@ class ChatPolicy(OpenAiPolicy):
         prompting = self.prompting
         turns = [("system", prompting.system)] * bool(prompting.system)
         turns += [("user", prompting.user.replace(MARK, problem)), *[("assistant", begun)] * bool(begun)]
-        greedy = request.greedy or sampling.temperature == 0
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": [{"role": role, "content": content} for role, content in turns],
-            "max_tokens": request.max_tokens,
-            "temperature": 0.0 if greedy else sampling.temperature,
-            "top_p": 1.0 if greedy else sampling.top_p,
-        }
+        messages = [{"role": role, "content": content} for role, content in turns]
+        body = {**self._body(request, sampling), "messages": messages}
         if begun:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         if prompting.switch:
             body["chat_template_kwargs"] = prompting.switch
-        if not request.whole:
-            body["stop"] = [sampling.stop]
-        if not greedy:
-            body["seed"] = request.key % SEEDS
         if self.has_log_likelihood:
             body["logprobs"] = True
         return await self.server.ask("POST", "/chat/completions", lambda answer: self._read_chat(answer, begun), body)
@@ -271,11 +264,7 @@ class ChatPolicy(OpenAiPolicy):
 
     def _read_chat(self, answer: dict[str, Any], begun: str) -> Completion:
         """Read an answer as the continuation of `begun`. Raises ValueError if it is invalid."""
-        choices = answer.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        message = choice.get("message") if isinstance(choice, dict) else None
-        if not isinstance(choice, dict) or not isinstance(message, dict):
-            raise ValueError(f"the answer has no choices[0].message; is this a chat API? Its fields: {sorted(answer)}")
+        choice, message = _first_message(answer)
         thought = next((text for name in THOUGHTS if isinstance(text := message.get(name), str) and text), "")
         content = message.get("content") or ""
         if not isinstance(content, str):
@@ -285,8 +274,23 @@ class ChatPolicy(OpenAiPolicy):
         if thought:
             text = thought if is_thinking else f"{OPEN}\n{thought}"
             text += f"\n{_CLOSED}{content}" if content else ""
-        plain = {**choice, "text": text, "logprobs": choice.get("logprobs")}
-        return self._read({**answer, "choices": [plain]})
+        return self._read({**answer, "choices": [{**choice, "text": text}]})
+
+
+def first_choice(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the first choice of an answer; an empty one if there is none."""
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    return choice if isinstance(choice, dict) else {}
+
+
+def _first_message(answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the first choice of a chat API's answer and its message. Raises ValueError if there is none."""
+    choice = first_choice(answer)
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        raise ValueError(f"the answer has no choices[0].message; is this a chat API? Its fields: {sorted(answer)}")
+    return choice, message
 
 
 def _log_probabilities(logprobs: Any) -> tuple[float, ...] | None:
@@ -349,6 +353,7 @@ class ServedCritic:
         self.name = f"{self.model} at {self.server.shown}"
         self.kind = str(about.get("owned_by") or "unknown")
         self.primes = self.kind in CONTINUES if settings.priming == "auto" else settings.priming == "on"
+        """Whether it can continue the assistant's turn."""
         meta = about.get("meta")
         if isinstance(meta, dict):  # llama.cpp's facts about the model file, and the context it was started with
             meta = {name: value for name, value in meta.items() if name != "n_ctx"}
@@ -359,6 +364,7 @@ class ServedCritic:
         return f"openai:{self.model}:{json.dumps(self._facts, sort_keys=True)}"
 
     def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """Run coroutines together; returns their results in order."""
         return self.server.together(work)
 
     def close(self) -> None:
@@ -425,11 +431,7 @@ def check_address(url: str) -> None:
 
 def read_answer(answer: dict[str, Any], length: int) -> Reply:
     """Read the first choice of an answer to a question of `length` characters. Raises ValueError if it is invalid."""
-    choices = answer.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(choice, dict) or not isinstance(message, dict):
-        raise ValueError(f"the answer has no choices[0].message; is this a chat API? Its fields: {sorted(answer)}")
+    choice, message = _first_message(answer)
     content, refusal = message.get("content"), message.get("refusal")
     # A model may spend all its tokens on reasoning, in a separate field, before it writes any content.
     has_thought = any(isinstance(message.get(name), str) for name in THOUGHTS)

@@ -15,7 +15,6 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
@@ -23,9 +22,8 @@ import numpy as np
 from prism_prm.config import SHOWN, Count, NotNegative, Range, check
 from prism_prm.errors import ConfigError, ModelError, PrismError, SettingError
 from prism_prm.job import Opening
-from prism_prm.models.model_files import check_model, load_tokenizer, render_chat
+from prism_prm.models.model_files import check_model, layout_folder, load_tokenizer, render_chat
 from prism_prm.net import RetryPolicy, Server, server_address
-from prism_prm.paths import no_connection
 from prism_prm.segments import DEFAULT_SEGMENTER, OPEN, complete_steps, find_segmenter
 from prism_prm.steps import STOP, ends_step
 
@@ -294,14 +292,8 @@ class PolicySettings:
 
 
 def _load_tokenizer(name: str) -> object:
-    from huggingface_hub import snapshot_download
-
     try:
-        patterns = ["tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "vocab*", "merges.txt"]
-        if Path(name).is_dir():
-            return load_tokenizer(Path(name))
-        offline = bool(no_connection())
-        return load_tokenizer(Path(snapshot_download(name, allow_patterns=patterns, local_files_only=offline)))
+        return load_tokenizer(layout_folder(name))
     except (OSError, ValueError, ModelError) as error:
         raise PolicyError(
             f"No tokenizer {name!r} to apply a chat template with ({type(error).__name__}). Name the served model's "

@@ -17,11 +17,11 @@ import numpy as np
 from prism_prm.aggregate import CardValues, check_aggregator
 from prism_prm.calibration import Calibration
 from prism_prm.config import from_mapping
-from prism_prm.console import Advance, bar_on_stderr, ignore
+from prism_prm.console import Advance
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.load_settings import OnTooLong
 from prism_prm.net import RetryPolicy, Server, TooMuchError
-from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.scorer import Scorer, ScorerWithBar, TreeScores
 from prism_prm.segments import DEFAULT_SEGMENTER, SCORED
 from prism_prm.tree import ROOT, StepTree
 
@@ -41,7 +41,7 @@ SendBatch = Callable[[Sequence[int], bool], Awaitable[int]]
 """(numbers of items, whether the request can be split) → the number of trees it completed."""
 
 
-class RemotePRM(Scorer):
+class RemotePRM(ScorerWithBar):
     """A PRM behind a server."""
 
     card: CardValues
@@ -73,30 +73,19 @@ class RemotePRM(Scorer):
     def close(self) -> None:
         self.server.close()
 
-    def score_trees(
-        self,
-        trees: Sequence[StepTree],
-        wanted: Sequence[Sequence[int]] | None = None,
-        *,
-        progress: bool = False,
-        advance: Advance = ignore,
-    ) -> list[TreeScores]:
-        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
+    def _score(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], advance: Advance) -> list[TreeScores]:
         scores = [
             TreeScores(
                 self.outputs, np.full((len(tree.nodes), len(self.outputs)), np.nan), calibration=self.card.calibration
             )
             for tree in trees
         ]
-        with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
+        sizes, send = self._prepare(trees, wanted, scores)
 
-            async def send_and_report(batch: Sequence[int]) -> None:
-                done = await _send_in_halves(batch, send)
-                bar(done)
-                advance(done)
+        async def send_and_report(batch: Sequence[int]) -> None:
+            advance(await _send_in_halves(batch, send))
 
-            sizes, send = self._prepare(trees, wanted, scores)
-            self.server.together([send_and_report(batch) for batch in _batches(sizes)])
+        self.server.together([send_and_report(batch) for batch in _batches(sizes)])
         return scores
 
 
@@ -133,8 +122,8 @@ def _models(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return data
 
 
-def compare_with(remote: RemotePRM, local: Scorer) -> float:
-    """Return the largest difference between a server's probabilities and local ones. Raises if it is too large."""
+def compare_with(remote: RemotePRM, local: Scorer) -> None:
+    """Raise if a server's probabilities are not those of a local PRM."""
     there, here = remote.score(*SAMPLE), local.score(*SAMPLE)
     difference = float(np.max(np.abs(np.array(there) - np.array(here))))
     if not difference <= CLOSE:  # NaN fails too
@@ -142,7 +131,6 @@ def compare_with(remote: RemotePRM, local: Scorer) -> float:
             f"{remote.server.shown}: its scores differ by {difference:.2g} from those of the local PRM: "
             f"{np.round(there, 4).tolist()} instead of {np.round(here, 4).tolist()}. Serve the same model and layout."
         )
-    return difference
 
 
 class _Sizes:
@@ -161,20 +149,22 @@ class _Sizes:
         if steps is None:
             self._known[hash(tree)] = item["tokens"]
             return
-        if not isinstance(prompt, int) or not isinstance(steps, list) or len(steps) != len(tree.nodes):
+        sizes = [prompt, *steps] if isinstance(steps, list) else []
+        if len(sizes) != 1 + len(tree.nodes) or not all(isinstance(size, int) for size in sizes):
             raise ValueError(f"the answer has not one size for each of {len(tree.nodes)} steps")
-        self._known[hash(tree.problem)] = prompt
-        self._known |= {
-            hash((depth, step.text)): int(size)
-            for depth, step, size in zip(tree.depths(), tree.nodes, steps, strict=True)
-        }
+        self._known |= zip(_parts(tree), sizes, strict=True)
 
     def of(self, tree: StepTree) -> int | None:
         """Return the token count of a tree, or None; a step's count depends only on its text and depth."""
         if (count := self._known.get(hash(tree))) is not None:
             return count
-        keys = [hash(tree.problem), *(hash((d, step.text)) for d, step in zip(tree.depths(), tree.nodes, strict=True))]
+        keys = _parts(tree)
         return sum(self._known[key] for key in keys) if all(key in self._known for key in keys) else None
+
+
+def _parts(tree: StepTree) -> list[int]:
+    """Return the keys of a problem and its steps."""
+    return [hash(tree.problem), *(hash((d, step.text)) for d, step in zip(tree.depths(), tree.nodes, strict=True))]
 
 
 class PrismPRM(RemotePRM):
@@ -287,9 +277,7 @@ def _prune(tree: StepTree, wanted: Sequence[int]) -> tuple[StepTree, list[int]]:
             needed.add(node)
             node = tree.parents[node]
     kept = sorted(needed)
-    position = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
-    nodes = tuple(tree.nodes[node] for node in kept)
-    return StepTree(tree.tree_id, tree.problem, nodes, tuple(position[tree.parents[node]] for node in kept), ()), kept
+    return tree.only(kept), kept
 
 
 def open_served(url: str, model: str, on_too_long: OnTooLong, policy: RetryPolicy, concurrency: int) -> PrismPRM:

@@ -5,21 +5,21 @@ An outcome reward model and a confidence score the solution up to a step, so the
 
 from __future__ import annotations
 
-import hashlib
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from prism_prm.aggregate import CardValues
 from prism_prm.arrays import Floats
 from prism_prm.backends.open_rival import CONFIDENCES, WINDOW, RivalPlace
-from prism_prm.backends.openai import API_KEY, TOP, served_model
-from prism_prm.backends.policy import Prompting, chat_text, render
-from prism_prm.console import Advance, bar_on_stderr, ignore
+from prism_prm.backends.openai import API_KEY, TOP, first_choice, served_model
+from prism_prm.backends.policy import Prompting, render
+from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.models.card import prm_folder
 from prism_prm.models.families.language_model import LanguageModel, OutcomeReward
@@ -28,7 +28,7 @@ from prism_prm.models.language_module import log_probability, self_certainty, to
 from prism_prm.models.packing import EncodedTree, describe, encode_tree
 from prism_prm.models.prm import PRM, PackItem, score_items
 from prism_prm.net import RetryPolicy, Server
-from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.scorer import Scorer, ScorerWithBar, TreeScores, digest
 from prism_prm.segments import DEFAULT_SEGMENTER
 from prism_prm.tree import StepTree
 
@@ -69,7 +69,7 @@ class ImplicitPRM(Scorer):
         )  # fmt: skip
 
     def identity(self) -> str:
-        return _digest("implicit", self.beta, self.model.identity(), self.reference.identity())
+        return digest("implicit", self.beta, self.model.identity(), self.reference.identity())
 
     def score_trees(
         self,
@@ -96,42 +96,40 @@ class ImplicitPRM(Scorer):
         return self.model.notes()
 
 
-class ORM(Scorer):
+class _InChunks(ScorerWithBar):
+    """A scorer that reads some trees at a time, to bound memory."""
+
+    def _score(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], advance: Advance) -> list[TreeScores]:
+        results: list[TreeScores] = []
+        for start in range(0, len(trees), AT_ONCE):
+            results += self._score_chunk(trees[start : start + AT_ONCE], wanted[start : start + AT_ONCE])
+            advance(len(results) - start)
+        return results
+
+    @abstractmethod
+    def _score_chunk(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+        """Score the wanted nodes of each tree."""
+
+
+class ORM(_InChunks):
     """An outcome reward model: the score of a step is that of the solution, if it ended there."""
 
     def __init__(self, model: PRM) -> None:
-        self.model = model
+        assert isinstance(model.family, OutcomeReward), "opened as an outcome reward model"
+        self.model, self.family = model, model.family
         self.context, self.on_too_long = model.context, model.on_too_long
         self.card = CardValues("last", model.card.threshold, segmenter=model.card.segmenter)
 
     def identity(self) -> str:
-        return _digest("orm", self.model.identity())
+        return digest("orm", self.model.identity())
 
-    def score_trees(
-        self,
-        trees: Sequence[StepTree],
-        wanted: Sequence[Sequence[int]] | None = None,
-        *,
-        progress: bool = False,
-        advance: Advance = ignore,
-    ) -> list[TreeScores]:
-        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
-        results: list[TreeScores] = []
-        with bar_on_stderr("scoring", len(trees), shown=progress) as bar, self.model.module.scoring():
-            for some, nodes in _chunks(trees, wanted):
-                results += self._score(some, nodes)
-                bar(len(some))
-                advance(len(some))
-        return results
-
-    def _score(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+    def _score_chunk(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
         """Add an end after the parent of each node, with the node's text and the end of the turn, and read there."""
         prm = self.model
-        assert isinstance(prm.family, OutcomeReward), "opened as an outcome reward model"
         items, too_long = [], []
         for index, (tree, nodes) in enumerate(zip(trees, wanted, strict=True)):
-            encoded = encode_tree(tree, prm.family)
-            ends = [tuple(prm.family.last_step_ids(step.text)) for step in tree.nodes]
+            encoded = encode_tree(tree, self.family)
+            ends = [tuple(self.family.last_step_ids(step.text)) for step in tree.nodes]
             with_ends = EncodedTree(
                 encoded.prompt, encoded.ids + tuple(ends), encoded.reads + tuple(len(ids) - 1 for ids in ends),
                 encoded.parents * 2, encoded.starts * 2,
@@ -142,7 +140,8 @@ class ORM(Scorer):
             items += [PackItem(with_ends, groups, index)] * bool(groups)
             too_long.append(tuple(long))
         sizes = [2 * len(tree.nodes) for tree in trees]
-        scores = score_items(prm, items, sizes, lambda i, node: f"tree {i}, node {node - len(trees[i].nodes)}")
+        with prm.module.scoring():
+            scores = score_items(prm, items, sizes, lambda i, node: f"tree {i}, node {node - len(trees[i].nodes)}")
         return [
             TreeScores(self.outputs, found[len(tree.nodes) :], long)
             for found, tree, long in zip(scores, trees, too_long, strict=True)
@@ -150,11 +149,9 @@ class ORM(Scorer):
 
     def count_tokens(self, tree: StepTree) -> int:
         """Count each step twice, except the last ones: once as a prefix of others, and once with the end."""
-        family = self.model.family
-        assert isinstance(family, OutcomeReward), "opened as an outcome reward model"
         inner = set(tree.parents)
         encoded = self.model.encode_tree(tree)
-        ends = sum(len(family.last_step_ids(step.text)) for step in tree.nodes)
+        ends = sum(len(self.family.last_step_ids(step.text)) for step in tree.nodes)
         return len(encoded.prompt) + ends + sum(len(ids) for node, ids in enumerate(encoded.ids) if node in inner)
 
     def can_score(self, step: str, depth: int) -> bool:
@@ -162,29 +159,6 @@ class ORM(Scorer):
 
     def notes(self) -> list[str]:
         return self.model.notes()
-
-
-class TokenSource(Protocol):
-    """A model that gives a value for each token of a solution."""
-
-    context: int
-
-    def identity(self) -> str:
-        """Equal for sources of the same values."""
-
-    def values(
-        self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], measure: str
-    ) -> tuple[list[dict[int, Floats]], list[tuple[int, ...]]]:
-        """Per tree the values of the tokens of each node and of all its ancestors, and the nodes that are too long."""
-
-    def count_tokens(self, tree: StepTree) -> int:
-        """The tokens of a tree."""
-
-    def can_score(self, step: str, depth: int) -> bool:
-        """Whether the step has tokens."""
-
-    def close(self) -> None:
-        """Close connections."""
 
 
 class LocalTokens:
@@ -200,6 +174,7 @@ class LocalTokens:
     def values(
         self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], measure: str
     ) -> tuple[list[dict[int, Floats]], list[tuple[int, ...]]]:
+        """Per tree the values of the tokens of each node and of all its ancestors, and the nodes that are too long."""
         prm = self.prm
         encoded, paths, too_long = [], [], []
         for tree, wanted in zip(trees, nodes, strict=True):
@@ -210,7 +185,7 @@ class LocalTokens:
         return token_values(prm, encoded, paths, self.MEASURES.get(measure, top_confidence)), too_long
 
     def close(self) -> None:
-        return
+        """Do nothing: there are no connections."""
 
 
 class ServedTokens:
@@ -223,11 +198,12 @@ class ServedTokens:
         self.context = 2**31
 
     def identity(self) -> str:
-        return _digest(self.server.shown, self.model, self.tokenizer and chat_text(self.tokenizer, [("user", "a")]))
+        return digest(self.server.shown, self.model, self.tokenizer and render("a", Prompting(), self.tokenizer))
 
     def values(
         self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], measure: str
     ) -> tuple[list[dict[int, Floats]], list[tuple[int, ...]]]:
+        """As `LocalTokens.values`."""
         # One request per path that is not the beginning of another.
         paths = [
             [
@@ -243,7 +219,7 @@ class ServedTokens:
         return found, [() for _ in trees]
 
     async def _ask(self, tree: StepTree, path: Sequence[int], measure: str) -> dict[int, Floats]:
-        text = render(tree.problem, Prompting(template="auto" if self.tokenizer else "none"), self.tokenizer)
+        text = render(tree.problem, Prompting(), self.tokenizer)
         starts = []
         for node in path:
             starts.append(len(text))
@@ -267,11 +243,10 @@ class ServedTokens:
 
 
 def _echoed(
-    answer: Mapping[str, Any], text: str, path: Sequence[int], starts: Sequence[int], measure: str
+    answer: dict[str, Any], text: str, path: Sequence[int], starts: Sequence[int], measure: str
 ) -> dict[int, Floats]:
     """Read the values of each node's tokens from an echoed prompt. Raises ValueError if the answer has none."""
-    choices = answer.get("choices")
-    logprobs = choices[0].get("logprobs") if isinstance(choices, list) and choices else None
+    logprobs = first_choice(answer).get("logprobs")
     own, tops, offsets, tokens = (
         logprobs.get(name) if isinstance(logprobs, dict) else None
         for name in ("token_logprobs", "top_logprobs", "text_offset", "tokens")
@@ -316,11 +291,15 @@ SUMMARIES: dict[str, Callable[[Floats, int], float]] = {
 """How the values of a solution's tokens become its confidence."""
 
 
-class Confidence(Scorer):
+class Confidence(_InChunks):
     """The confidence of a language model in the text up to a step."""
 
     def __init__(
-        self, source: TokenSource, kind: str, window: int = WINDOW, segmenter: str = DEFAULT_SEGMENTER
+        self,
+        source: LocalTokens | ServedTokens,
+        kind: str,
+        window: int = WINDOW,
+        segmenter: str = DEFAULT_SEGMENTER,
     ) -> None:
         assert kind in CONFIDENCES, "checked when its name is parsed"
         self.source, self.kind, self.window = source, kind, window
@@ -329,7 +308,7 @@ class Confidence(Scorer):
 
     def identity(self) -> str:
         window = self.window if self.kind in ("lowest-group", "tail") else None
-        return _digest(self.kind, window, self.source.identity())
+        return digest(self.kind, window, self.source.identity())
 
     def confidences(
         self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]
@@ -343,25 +322,13 @@ class Confidence(Scorer):
             found.append({node: SUMMARIES[self.kind](path, self.window) for node, path in paths.items()})
         return found, too_long
 
-    def score_trees(
-        self,
-        trees: Sequence[StepTree],
-        wanted: Sequence[Sequence[int]] | None = None,
-        *,
-        progress: bool = False,
-        advance: Advance = ignore,
-    ) -> list[TreeScores]:
-        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
-        results: list[TreeScores] = []
-        with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
-            for some, nodes in _chunks(trees, wanted):
-                for tree, found, long in zip(some, *self.confidences(some, nodes), strict=True):
-                    log_odds_NO = np.full((len(tree.nodes), 1), np.nan)
-                    for node, confidence in found.items():
-                        log_odds_NO[node] = self._log_odds(confidence)
-                    results.append(TreeScores(self.outputs, log_odds_NO, long))
-                bar(len(some))
-                advance(len(some))
+    def _score_chunk(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+        results = []
+        for tree, found, long in zip(trees, *self.confidences(trees, wanted), strict=True):
+            log_odds_NO = np.full((len(tree.nodes), 1), np.nan)
+            for node, confidence in found.items():
+                log_odds_NO[node] = self._log_odds(confidence)
+            results.append(TreeScores(self.outputs, log_odds_NO, long))
         return results
 
     def _log_odds(self, confidence: float) -> float:
@@ -430,14 +397,3 @@ def _too_long(prm: PRM, tree: StepTree, sizes: Mapping[int, int]) -> list[int]:
             reason="too-long",
         )
     return long
-
-
-def _chunks(
-    trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]
-) -> Iterator[tuple[Sequence[StepTree], Sequence[Sequence[int]]]]:
-    for start in range(0, len(trees), AT_ONCE):
-        yield trees[start : start + AT_ONCE], wanted[start : start + AT_ONCE]
-
-
-def _digest(*facts: object) -> str:
-    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

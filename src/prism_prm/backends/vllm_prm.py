@@ -6,12 +6,10 @@ token if it was started without a tag. For an unknown tag it returns neither a r
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from prism_prm.aggregate import CardValues
@@ -20,18 +18,16 @@ from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.card import Card, find_card, first_is_right
 from prism_prm.models.families.base import Family
 from prism_prm.models.load_settings import OnTooLong
-from prism_prm.models.model_files import load_tokenizer, readable, tokenizer_text
+from prism_prm.models.model_files import layout_folder, load_tokenizer, readable, tokenizer_text
 from prism_prm.models.packing import encode_tree
 from prism_prm.models.prm import PackItem, fit
 from prism_prm.net import Server
-from prism_prm.paths import no_connection
-from prism_prm.scorer import TreeScores
+from prism_prm.scorer import TreeScores, digest
 from prism_prm.segments import without_tags
-from prism_prm.tree import ROOT, StepTree
+from prism_prm.tree import StepTree
 
 SMALLEST = 1e-38
 """Replaces probabilities that a server has rounded to 0."""
-_PATTERNS = ("tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "prism.json", "vocab*", "merges.txt")
 
 
 class VllmPRM(RemotePRM):
@@ -74,8 +70,7 @@ class VllmPRM(RemotePRM):
         layout = family.name, family.sha256, sorted(family.chosen.items()), family.compat, self._sign
         served = self.server.shown, self.model, self._root
         choices = self.context, self.on_too_long, self.card.thinking
-        facts = repr((served, layout, tokenizer_text(family.text.tokenizer), *choices))
-        return f"vllm:{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}"
+        return f"vllm:{digest(served, layout, tokenizer_text(family.text.tokenizer), *choices)}"
 
     def model_hash(self) -> str:
         """Return "": the weights are not visible here."""
@@ -134,23 +129,12 @@ class _Path:
 
 def _paths(item: PackItem) -> list[_Path]:
     encoded = item.tree
-    wanted = {node for group in item.groups for node in group}
-    inner: set[int] = set()
-    for node in wanted:
-        above = encoded.parents[node]
-        while above != ROOT and above not in inner:
-            inner.add(above)
-            above = encoded.parents[above]
-    left = set(wanted)
+    originals = item.nodes or range(len(encoded.ids))
+    left = {node for group in item.groups for node in group}
+    inner = {above for node in left for above in encoded.path(node)[:-1]}
     paths = []
-    for leaf in sorted(wanted - inner):
-        path: list[int] = []
-        node = leaf
-        while node != ROOT:
-            path.append(node)
-            node = encoded.parents[node]
-        path.reverse()
-        originals = item.nodes or range(len(encoded.ids))
+    for leaf in sorted(left - inner):
+        path = encoded.path(leaf)
         nodes = [originals[node] if node in left else None for node in path]
         left.difference_update(path)
         ids = [*encoded.prompt, *(token for node in path for token in encoded.ids[node])]
@@ -192,21 +176,14 @@ def _load_layout(
     """Load card, family and tokenizer of a PRM's folder or hub id, and whether its first label means a right step."""
     from transformers import AutoConfig
 
-    if Path(place).is_dir():
-        folder = Path(place)
-    else:
-        from huggingface_hub import snapshot_download
-
-        try:
-            folder = Path(
-                snapshot_download(place, allow_patterns=list(_PATTERNS), local_files_only=bool(no_connection()))
-            )
-        except (OSError, ValueError) as error:
-            raise ModelError(
-                f"{place}: no tokenizer to lay out steps with ({type(error).__name__}). Name the PRM's folder or hub "
-                "id with --set load.local=… (local= in Python)."
-            ) from error
+    try:
+        folder = layout_folder(place)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{place}: no tokenizer to lay out steps with ({type(error).__name__}). Name the PRM's folder or hub id "
+            "with --set load.local=… (local= in Python)."
+        ) from error
     with readable(folder, "config.json"):
         config = AutoConfig.from_pretrained(folder)
-    card, kind = find_card(place, folder, config, family, settings, None)
+    card, kind = find_card(place, folder, config, family, settings)
     return card, kind, load_tokenizer(folder), kind.names_labels and first_is_right(folder, config)

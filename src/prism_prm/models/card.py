@@ -90,7 +90,7 @@ class Card:
         return replace(self, threshold=self.calibration.undo(self.threshold), calibration=None)
 
     def write(self, folder: Path) -> None:
-        defaults = {one.name: () if one.name == "datasets" else one.default for one in fields(self)}
+        defaults = {one.name: one.default for one in fields(self)}
         content = {
             key: value for key, value in asdict(self).items() if key not in _OMIT_IF_DEFAULT or value != defaults[key]
         }

@@ -200,9 +200,7 @@ def _plain_states(backbone: Any, trees: list[EncodedTree]) -> Tensor:
     states: dict[tuple[int, int], Tensor] = {}
     for i, tree in enumerate(trees):
         for leaf in set(range(len(tree.ids))) - set(tree.parents):
-            path = [leaf]
-            while tree.parents[path[0]] >= 0:
-                path.insert(0, tree.parents[path[0]])
+            path = tree.path(leaf)
             ids = [*tree.prompt, *(token for node in path for token in tree.ids[node])]
             with using_kernel(backbone.config, "eager"):
                 states_LH = backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]

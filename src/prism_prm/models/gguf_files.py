@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from prism_prm.console import say
@@ -35,8 +35,9 @@ def converted(file: Path, part: str, convert: Callable[[Path], None]) -> Path:
     beside = file.with_name(f"{file.name}{CONVERTED}")
     users = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     cache = users / "prism-prm" / "gguf" / hashlib.sha256(os.fsencode(file.absolute())).hexdigest()[:16]
-    root = beside if os.access(beside if beside.is_dir() else file.parent, os.W_OK) else cache
-    sha256 = _sha256(file, (beside / STAMP, cache / STAMP)) or _make_stamp(file, root / STAMP)
+    is_writable = os.access(beside if beside.is_dir() else file.parent, os.W_OK)
+    other, root = (cache, beside) if is_writable else (beside, cache)
+    sha256 = _sha256(file, other / STAMP, root / STAMP)
     for place in (beside, cache):
         if (place / sha256 / part).is_dir():
             return place / sha256 / part
@@ -51,7 +52,7 @@ def converted(file: Path, part: str, convert: Callable[[Path], None]) -> Path:
             say(f"{file}: converting its {part}, once, into {root}")
             with atomic_folder(made) as partial:
                 convert(partial)
-                if (_sha256(file, (root / STAMP,)) or _make_stamp(file, root / STAMP)) != sha256:
+                if _sha256(file, root / STAMP) != sha256:
                     raise ModelError(f"{file}: changed while it was converted; load it again when it is complete")
             for old in root.iterdir():
                 if old.is_dir() and old.name != sha256:
@@ -59,26 +60,17 @@ def converted(file: Path, part: str, convert: Callable[[Path], None]) -> Path:
     return made
 
 
-def _facts(file: Path) -> dict[str, int]:
+def _sha256(file: Path, *stamps: Path) -> str:
+    """The SHA-256 of the file, from a stamp with the same size and time; else computed, and kept in the last stamp."""
     stat = file.stat()
-    return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-
-
-def _sha256(file: Path, stamps: Iterable[Path]) -> str | None:
-    """The SHA-256 of the file, from the first stamp with the same size and time."""
+    facts = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     for stamp in stamps:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
             before = json.loads(stamp.read_text(encoding="utf-8"))
-            if all(before[name] == value for name, value in _facts(file).items()):
+            if all(before[name] == value for name, value in facts.items()):
                 return str(before["sha256"])
-    return None
-
-
-def _make_stamp(file: Path, stamp: Path) -> str:
-    """Compute the SHA-256 of the file, and keep it if the stamp can be written."""
-    facts = _facts(file)
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
-    with contextlib.suppress(PrismError):
-        write_text(stamp, json.dumps({**facts, "sha256": sha256}) + "\n")
+    with contextlib.suppress(PrismError):  # it may be read-only
+        write_text(stamps[-1], json.dumps({**facts, "sha256": sha256}) + "\n")
     return sha256

@@ -147,11 +147,13 @@ def language_model(
         folder = converted(gguf, "model", lambda made: _convert_gguf(gguf, with_tokenizer, made))
         dtype = torch.bfloat16 if dtype == "auto" else dtype
     kind, what = (AutoModelForCausalLM, "language model") if output_layer else (AutoModel, "backbone")
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": kernel, "unread": None if other_heads else ()}
     files = ModelFiles(folder)
     check_pickled(folder, allow_pickle=allow_pickle)
-    options["use_safetensors"] = not allow_pickle or None
-    model, tokenizer = load_checked(kind, folder, what, **options), load_tokenizer(folder)
+    model = load_checked(
+        kind, folder, what, unread=None if other_heads else (), dtype=dtype, attn_implementation=kernel,
+        use_safetensors=not allow_pickle or None,
+    )  # fmt: skip
+    tokenizer = load_tokenizer(folder)
     own_weights(model, device)
     files.check_loaded()
     return model, tokenizer

@@ -20,6 +20,7 @@ ADAPTER_FILE = "adapter_config.json"
 CONFIG_FILE = "config.json"
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 _PICKLED = ("*.bin", "*.pt", "*.pth")
+_LAYOUT = ("tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "prism.json", "vocab*", "merges.txt")
 
 
 class ModelFiles:
@@ -119,6 +120,15 @@ def config_folder(name: str, *, needs_config: bool = True) -> Path:
     if needs_config and not (folder / CONFIG_FILE).exists() and find_gguf(folder) is None:
         raise ModelError(f"{folder}: no {CONFIG_FILE}, so this is not a model folder")
     return folder
+
+
+def layout_folder(name: str) -> Path:
+    """Return the folder of a served model's tokenizer, config and card; of a hub id, only these are downloaded."""
+    from huggingface_hub import snapshot_download
+
+    if Path(name).is_dir():
+        return Path(name)
+    return Path(snapshot_download(name, allow_patterns=list(_LAYOUT), local_files_only=bool(no_connection())))
 
 
 def plain_folder(folder: Path) -> Path:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +49,14 @@ class EncodedTree:
     parents: tuple[int, ...]
     starts: tuple[int, ...]
     """Per node, the number of tokens before it on its path."""
+
+    def path(self, node: int) -> list[int]:
+        """Return the nodes from the first step to this one."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
 
     def path_tokens(self, node: int) -> int:
         """Count the tokens needed to read the node."""
@@ -309,15 +317,8 @@ class PackedBatch:
     """The last hidden states of the reads, if all layers are frozen and cached; then only the head runs."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
-        names = (
-            "input_ids_BL", "position_ids_BL", "end_BL", "read_row_R", "read_col_R", "read_start_R", "hidden_BLH",
-            "hidden_RH",
-        )  # fmt: skip
-        moved: dict[str, Any] = {
-            name: value.to(device, non_blocking=non_blocking)
-            for name in names
-            if (value := getattr(self, name)) is not None
-        }
+        tensors = {one.name: value for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)}
+        moved: dict[str, Any] = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in tensors.items()}
         return replace(self, **moved)
 
 

@@ -170,7 +170,7 @@ def _chunks(new: Sequence[SessionNode]) -> list[tuple[int, list[SessionNode]]]:
         else:
             firsts.setdefault(node.path()[0], []).append(node)
     chunks: list[tuple[int, list[SessionNode]]] = []
-    chunk_of: dict[SessionNode, int] = {}
+    chunk_of: dict[SessionNode | None, int] = {}
     for stack in firsts.values():
         room = 0
         while stack:
@@ -181,10 +181,11 @@ def _chunks(new: Sequence[SessionNode]) -> list[tuple[int, list[SessionNode]]]:
                 room = CHUNK
             room = max(0, room - len(node.ids))
             level, nodes = chunks[-1]
-            chunk_of[node] = len(chunks) - 1
-            before = chunk_of.get(node.parent, len(chunks) - 1) if node.parent is not None else len(chunks) - 1
-            chunks[-1] = level if before == len(chunks) - 1 else max(level, chunks[before][0] + 1), nodes
             nodes.append(node)
+            chunk_of[node] = at = len(chunks) - 1
+            before = chunk_of.get(node.parent, at)
+            if before != at:
+                chunks[-1] = max(level, chunks[before][0] + 1), nodes
     return chunks
 
 

@@ -6,7 +6,6 @@ the context is an error by default; `on_too_long` can score it in windows or ski
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,7 @@ from prism_prm.models.packing import (
     pack,
 )
 from prism_prm.models.prm_folder import push_folder, save_folder
-from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.scorer import Scorer, TreeScores, digest
 from prism_prm.segments import CLOSE, OPEN, SCORED, thinking_nodes, thinking_tokens, without_tags
 from prism_prm.tree import ROOT, StepTree
 
@@ -246,8 +245,7 @@ class PRM(Scorer):
     def identity(self) -> str:
         """Hash everything that determines scores: the model, its context, and what happens to longer paths."""
         apart = [self.card.thinking] * (self.card.thinking != SCORED)
-        facts = repr((self.model_hash(), self.context, self.on_too_long, *apart))
-        return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+        return digest(self.model_hash(), self.context, self.on_too_long, *apart)
 
     def can_score(self, step: str, depth: int) -> bool:
         """Whether the family can lay out this step at this depth; a step without tokens cannot be scored."""
@@ -450,11 +448,8 @@ def _windows(
                 members.add(node)
                 node = tree.parents[node]
         originals = sorted(members)
-        number = {node: i for i, node in enumerate(originals)}
-        parents = tuple(number.get(tree.parents[node], ROOT) for node in originals)
-        window = StepTree(tree.tree_id, tree.problem, tuple(tree.nodes[node] for node in originals), parents, ())
-        groups = [(number[node],) for node in reads]
-        items.append(PackItem(encode_tree(window, family), groups, index, tuple(originals)))
+        groups = [(originals.index(node),) for node in reads]
+        items.append(PackItem(encode_tree(tree.only(originals), family), groups, index, tuple(originals)))
     return items
 
 

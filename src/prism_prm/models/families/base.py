@@ -29,7 +29,7 @@ _MAX_SHARE = 1 / 64
 """The share of the cache that one text may take; longer texts rarely repeat."""
 _ID_BYTES, _TEXT_BYTES = 40, 200
 """Approximate bytes per id, and per text besides its characters."""
-_TURNS = {"\u2460": "user", "\u2461": "assistant", "\u2462": "user", "\u2463": "assistant"}
+_MARKS = "\u2460\u2461\u2462\u2463"
 """Markers that locate turns in a rendered chat; no template writes circled digits itself."""
 _DATE = "26 Jul 2024"
 """Llama 3.1's template states a date; published scores use its default, not today's."""
@@ -292,11 +292,17 @@ def chat_turns(tokenizer: Any, family: str) -> tuple[str, str, str]:
     """Return the template's texts before the first user turn, from user to assistant, and from assistant to user."""
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError(f"family {family!r} needs a tokenizer with a chat template; this one has none")
-    chat = [{"role": role, "content": mark} for mark, role in _TURNS.items()]
-    text = render_chat(tokenizer, chat, date_string=_DATE)
-    if any(text.count(mark) != 1 for mark in _TURNS):
-        raise ModelError(f"family {family!r}: the tokenizer's chat template must contain each turn exactly once")
-    before, ask, answered, again, _ = re.split("|".join(_TURNS), text)
+    before, ask, answered, again, _ = split_chat(tokenizer, family, ["user", "assistant"] * 2)
     if again != ask:
         raise ModelError(f"family {family!r}: the chat template formats later turns differently from the first")
     return before, ask, answered
+
+
+def split_chat(tokenizer: Any, family: str, roles: Sequence[str], system: str = "") -> list[str]:
+    """Return the template's texts before, between and after turns of these roles."""
+    turns = list(zip(roles, _MARKS, strict=False))
+    chat = [{"role": role, "content": content} for role, content in [("system", system)] * bool(system) + turns]
+    text = render_chat(tokenizer, chat, date_string=_DATE)
+    if any(text.count(mark) != 1 for _, mark in turns):
+        raise ModelError(f"family {family!r}: the tokenizer's chat template must contain each turn exactly once")
+    return re.split("|".join(mark for _, mark in turns), text)

@@ -6,19 +6,15 @@ has no chat template.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prism_prm.errors import ConfigError
-from prism_prm.models.families.base import Family, causal_lm
-from prism_prm.models.model_files import render_chat
+from prism_prm.models.families.base import Family, causal_lm, split_chat
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from prism_prm.models.module import PrmModule
-
-_PROBLEM, _SOLUTION = "\u2460", "\u2461"
 
 
 class _Chat(Family):
@@ -31,9 +27,7 @@ class _Chat(Family):
         super().__init__(tokenizer, **options)
         system = self.chosen["system"]
         if getattr(tokenizer, "chat_template", None):
-            turns = [("system", system)] * bool(system) + [("user", _PROBLEM), ("assistant", _SOLUTION)]
-            text = render_chat(tokenizer, [{"role": role, "content": content} for role, content in turns])
-            before, ask, end = re.split(f"{_PROBLEM}|{_SOLUTION}", text)
+            before, ask, end = split_chat(tokenizer, self.name, ["user", "assistant"], system)
             self._before = self.text.layout(before)
         else:
             ask, end = "\n\n", tokenizer.eos_token or "\n"
