@@ -5,14 +5,15 @@ from __future__ import annotations
 from math import comb
 
 import pytest
-from expected_labels import expected, first_error_chances
 
 from prism_prm import PrismError
 from prism_prm.errors import SettingError
 from prism_prm.search.label_rules import (
     LabelSettings,
     RolloutTally,
+    expected,
     find_rule,
+    first_error_chances,
     is_certain,
     is_decided,
 )

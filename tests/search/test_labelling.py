@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from branching import LENGTH, RIGHT, WRONG, Branching, judging, value
-from expected_labels import expected, first_error_chances
 
 from prism_prm.backends.policy import Sampling
 from prism_prm.data.tasks import ProblemIndex, TaskProblem
 from prism_prm.search.label_checks import keep_agreed, label_by_scores, measure_noise
 from prism_prm.search.label_engine import LabelEngine, label_problems, label_trees, problem_of_tree
-from prism_prm.search.label_rules import LabelSettings
+from prism_prm.search.label_rules import LabelSettings, expected, first_error_chances
 from prism_prm.stats import wilson
 from prism_prm.tree import Estimate, Step, StepTree
 
