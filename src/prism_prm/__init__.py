@@ -6,8 +6,6 @@ Names are imported on first use, so `import prism_prm` stays fast. `docs/referen
 from __future__ import annotations
 
 import importlib
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -95,9 +93,90 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_IMPORT = re.compile(r"^    from (\S+) import (\w+) as", re.MULTILINE)
-_EXPORTS = {name: module for module, name in _IMPORT.findall(Path(__file__).read_text(encoding="utf-8"))}
-"""Public name → the module that defines it, read from the imports above, which are for type checkers."""
+_EXPORTS = {
+    "PrmOptions": "prism_prm.backends.open_scorer",
+    "CalibrateSettings": "prism_prm.evaluate.calibrate_prm",
+    "Cluster": "prism_prm.plan.costs",
+    "ConfigError": "prism_prm.errors",
+    "CriticSettings": "prism_prm.backends.critic_settings",
+    "DataError": "prism_prm.errors",
+    "EvalSettings": "prism_prm.evaluate.evaluate_prm",
+    "GrpoRecipe": "prism_prm.rl.recipe",
+    "Judge": "prism_prm.grading.graders",
+    "LabelRecipe": "prism_prm.search.recipes",
+    "LabelSettings": "prism_prm.search.label_rules",
+    "ModelError": "prism_prm.errors",
+    "Monitor": "prism_prm.rl.monitor",
+    "MonitorSettings": "prism_prm.rl.alarm",
+    "PRM": "prism_prm.models.prm",
+    "PRMReward": "prism_prm.rl.reward",
+    "PairRecipe": "prism_prm.data.build_pairs",
+    "PairSettings": "prism_prm.data.pair_rules",
+    "PolicySettings": "prism_prm.backends.policy",
+    "PrismError": "prism_prm.errors",
+    "Prm": "prism_prm.models.prm",
+    "RaySettings": "prism_prm.ray",
+    "ReadOptions": "prism_prm.data.formats",
+    "Recipe": "prism_prm.train.recipe",
+    "Report": "prism_prm.report",
+    "RerankSettings": "prism_prm.search.rerank_pool",
+    "Sampling": "prism_prm.backends.policy",
+    "Scorer": "prism_prm.scorer",
+    "ScoringJob": "prism_prm.plan.plan_run",
+    "SearchRecipe": "prism_prm.search.recipes",
+    "SearchSettings": "prism_prm.search.methods",
+    "ServeSettings": "prism_prm.serve.settings",
+    "Step": "prism_prm.tree",
+    "StepGRPOTrainer": "prism_prm.rl.trainer",
+    "StepPair": "prism_prm.tree",
+    "StepTree": "prism_prm.tree",
+    "TreeScores": "prism_prm.scorer",
+    "VerifierSettings": "prism_prm.lab.theory.report_theory",
+    "annotated_pairs": "prism_prm.data.pair_rules",
+    "best_of_n": "prism_prm.search.select",
+    "build_pairs": "prism_prm.data.build_pairs",
+    "calibrate_prm": "prism_prm.evaluate.calibrate_prm",
+    "calibrate_steps": "prism_prm.evaluate.calibrate_prm",
+    "compare_rates": "prism_prm.evaluate.compare_rates",
+    "compare_runs": "prism_prm.evaluate.compare",
+    "evaluate_prm": "prism_prm.evaluate.evaluate_prm",
+    "evaluate_steps": "prism_prm.evaluate.evaluate_prm",
+    "example_folder": "prism_prm.lab.world.example_prms",
+    "example_prm": "prism_prm.lab.world.example_prms",
+    "export_pairs": "prism_prm.data.export",
+    "extract_answer": "prism_prm.grading.extract",
+    "init_prm": "prism_prm.backends.load_prm",
+    "label_task": "prism_prm.search.label_task",
+    "load_prm": "prism_prm.backends.load_prm",
+    "load_recipe": "prism_prm.train.recipe",
+    "load_task": "prism_prm.data.tasks",
+    "look_at": "prism_prm.evaluate.look_at",
+    "lookahead_pairs": "prism_prm.data.pair_rules",
+    "majority_vote": "prism_prm.search.select",
+    "measure_margins": "prism_prm.train.margins",
+    "open_critic": "prism_prm.backends.open_critic",
+    "open_policy": "prism_prm.backends.policy",
+    "plan_run": "prism_prm.plan.plan_run",
+    "read_benchmark": "prism_prm.evaluate.benchmarks",
+    "read_pool": "prism_prm.data.pools",
+    "read_trees": "prism_prm.data.reader",
+    "report_theory": "prism_prm.lab.theory.report_theory",
+    "rerank_pool": "prism_prm.search.rerank_pool",
+    "run_demo": "prism_prm.lab.demo.run_demo",
+    "score_files": "prism_prm.evaluate.score_files",
+    "search_problems": "prism_prm.search.engine",
+    "search_task": "prism_prm.search.search_task",
+    "serve_prms": "prism_prm.serve.serve_prms",
+    "solution_score": "prism_prm.aggregate",
+    "split_steps": "prism_prm.steps",
+    "steps_from_predictions": "prism_prm.evaluate.score_files",
+    "train_policy": "prism_prm.rl.train_policy",
+    "train_prm": "prism_prm.train.train_prm",
+    "train_rounds": "prism_prm.rl.rounds",
+    "view_results": "prism_prm.serve.page_html",
+    "weighted_vote": "prism_prm.search.select",
+}
+"""Public name → the module that defines it; type checkers read the imports above instead."""
 
 __all__ = ["__version__", *_EXPORTS]
 
