@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -171,4 +172,14 @@ def test_a_lock_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         locked(tmp_path).__enter__()
     with pytest.raises(KeyboardInterrupt), locked(tmp_path):
         raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_on_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(job.fcntl, "flock", no_locks)
+    with locked(tmp_path), pytest.raises(PrismError, match=r"another process.*If none is running.*remove .*\.held"):
+        locked(tmp_path).__enter__()
     assert not list(tmp_path.iterdir())

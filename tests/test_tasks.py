@@ -27,6 +27,7 @@ FILES = {
         ({"question": "p", "final_answer": ["$69$,$84$"]}, TaskProblem("p", "69,84")),
         ({"problem": "p", "solution": r"so $\boxed{1.6} \mathrm{cm}$"}, TaskProblem("p", "1.6")),
         ({"question": "p", "final_answer": ["4.2"], "error": "1e-1"}, TaskProblem("p", "4.2", tolerance=0.1 / 4.2)),
+        ({"question": "p", "final_answer": ["50%"], "error": "1"}, TaskProblem("p", "50%", tolerance=1 / 50)),
     ],
 )
 def test_records_of_every_data_set(record: dict[str, Any], problem: TaskProblem) -> None:
@@ -36,8 +37,9 @@ def test_records_of_every_data_set(record: dict[str, Any], problem: TaskProblem)
 def test_your_own_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"problem": "1+1?", "answer": 2}\n')
-    task = load_task(str(path))
+    task = load_task(path)
     assert (task.name, task.problems) == ("mine", (TaskProblem("1+1?", "2"),))
+    assert load_task(str(path)) == task
 
 
 def test_a_problem_without_an_answer_is_an_error(tmp_path: Path) -> None:

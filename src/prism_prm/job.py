@@ -454,14 +454,19 @@ def _system_lock(path: Path, message: str) -> Iterator[None]:
         with writing(path):
             lock = path.open("w")
         with lock:
+            has_locks = True
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise PrismError(message) from None
-            if not _is_still(path, lock.fileno()):
+            except OSError:  # some network file systems have none
+                has_locks = False
+            if has_locks and not _is_still(path, lock.fileno()):
                 continue  # the previous holder removed it after we opened it
+            held = path.with_name(f"{path.name}.held")
             try:
-                yield
+                with contextlib.nullcontext() if has_locks else _exclusive_file(held, message):
+                    yield
             finally:
                 path.unlink(missing_ok=True)
             return

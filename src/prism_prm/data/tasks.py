@@ -165,7 +165,7 @@ def load_problems(place: str, source: str | Path | None = None) -> Task:
 
 
 def load_task(
-    name: str,
+    name: str | Path,
     source: str | Path | None = None,
     *,
     answer_field: str | None = None,
@@ -187,7 +187,7 @@ def load_task(
         >>> task.problems[0].answer
         '3'
     """
-    names = _PLUGINS.names()
+    name, names = str(name), _PLUGINS.names()
     name = next((task for task in names if task.replace("-", "") == name.lower().replace("-", "")), name)
     is_file = name not in names and (source is not None or Path(name).exists())
     known = None if is_file else _PLUGINS.find(name)
@@ -302,7 +302,7 @@ def problem_of(
     number = numeral(normalize(answer)) if answer and error else None
     if number and number.value and error:
         try:
-            tolerance = error / abs(float(number.value))
+            tolerance = error / abs(float(number.value * 100 if number.is_percent else number.value))
         except (OverflowError, ZeroDivisionError):
             tolerance = math.inf
         if tolerance > MOST_TOLERANCE:
