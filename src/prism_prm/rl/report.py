@@ -135,7 +135,9 @@ def make_rounds_report(recipe: GrpoRecipe, rounds: Sequence[Round], ended: str =
     )
     report.notes([ended] if ended else [])
     titles = [f"round {number}" for number in range(len(rounds))]
-    for name, caption in {gold: "share of sampled solutions that are right", PROXY: "mean reward"}.items():
+    for name, label, caption in (
+        (gold, "solved (%)", "share of sampled solutions that are right"), (PROXY, "mean reward (%)", "mean reward"),
+    ):  # fmt: skip
         text = f"Held-out problems, {caption}; 95 % over problems. Round 0 is the training with the first PRM."
         with report.figure(f"rounds-{name}", caption=text, alt=f"{caption} against updates, for each round") as axes:
             for (title, style), one in zip(styles(titles).items(), rounds, strict=True):
@@ -143,7 +145,9 @@ def make_rounds_report(recipe: GrpoRecipe, rounds: Sequence[Round], ended: str =
                 draw_curve(
                     axes, [point.update for point in points], [point.interval(name) for point in points], title, style
                 )
-            finish(axes, "updates", f"{caption} (%)")
+            if name == gold:
+                axes.set_ylim(bottom=0)
+            finish(axes, "updates", label)
 
     rows = []
     for title, one in zip(titles, rounds, strict=True):
