@@ -32,7 +32,7 @@ from _real_trees import real_trees, small_prm
 from _side_by_side import Seconds, conclude, median, options, side_by_side
 from prism_prm import PRM, StepTree, load_prm
 from prism_prm.data.pools import iter_pool, trees_of
-from serve import Beam, fresh, search, server, traffic
+from serve import Ask, Beam, fresh, search, server, traffic
 
 PEER = "vLLM"
 POOL = Path("best_of_n_prm") / "math500_pool_250x32.jsonl"
@@ -154,27 +154,17 @@ def score_offline(title: str, prm: PRM, vllm: Vllm, trees: Sequence[StepTree], g
     return in_turn(title, lambda: prm.score_trees(trees), lambda: vllm.score(sequences), given, tokens)
 
 
-def search_vllm(url: str, prm: PRM, iterations: Sequence[Sequence[Beam]]) -> list[list[float]]:
-    """The same traffic for vLLM: token ids to /pooling, all requests of an iteration at once."""
-    import asyncio
+def asks_vllm(prm: PRM) -> Ask:
+    """Asks for a beam's scores by token ids at /pooling."""
 
-    async def run() -> list[list[float]]:
-        limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
-        async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+    async def ask(client: httpx.AsyncClient, beam: Beam) -> list[float]:
+        encoded = prm.encode_tree(StepTree.chain(*beam))
+        ids = [*encoded.prompt, *(token for step in encoded.ids for token in step)]
+        answer = await client.post("/pooling", json={"input": ids})
+        answer.raise_for_status()
+        return [row[1] for row in answer.json()["data"][0]["data"]]
 
-            async def ask(beam: Beam) -> list[float]:
-                encoded = prm.encode_tree(StepTree.chain(beam[0], beam[1]))
-                ids = [*encoded.prompt, *(token for step in encoded.ids for token in step)]
-                answer = await client.post("/pooling", json={"input": ids})
-                answer.raise_for_status()
-                return [row[1] for row in answer.json()["data"][0]["data"]]
-
-            found: list[list[float]] = []
-            for asked in iterations:
-                found = list(await asyncio.gather(*map(ask, asked)))
-            return found
-
-    return asyncio.run(run())
+    return ask
 
 
 def main() -> None:
@@ -217,11 +207,12 @@ def main() -> None:
             theirs = running.enter_context(vllm_server(program, folder, given.dtype, tag, Path(scratch)))
             ours = running.enter_context(server(str(folder), "--dtype", given.dtype, "--set", "deadline=600"))
             last = iterations[-1:]
-            pairs = zip(search(ours, last), search_vllm(theirs, prm, last), strict=True)
+            ask = asks_vllm(prm)
+            pairs = zip(search(ours, last), search(theirs, last, ask), strict=True)
             worst = max(abs(a - b) for own, other in pairs for a, b in zip(own, other, strict=True))
             note = f"{sum(map(len, iterations)):,} requests; largest difference of a probability {worst:.1e}"
             seconds["traffic"] = in_turn(
-                "traffic", lambda: search(ours, fresh(iterations)), lambda: search_vllm(theirs, prm, fresh(iterations)),
+                "traffic", lambda: search(ours, fresh(iterations)), lambda: search(theirs, fresh(iterations), ask),
                 given, note,
             )  # fmt: skip
     shown = seconds["trees"] if "trees" in seconds else next(iter(seconds.values()))

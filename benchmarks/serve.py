@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -28,6 +28,7 @@ from _side_by_side import conclude, options, print_ratios, side_by_side
 
 Beam = tuple[str, tuple[str, ...]]
 """Problem and steps."""
+Ask = Callable[[httpx.AsyncClient, Beam], Awaitable[list[float]]]
 
 
 def traffic(problems: list[str], texts: list[str], beams: int, steps: int) -> list[list[Beam]]:
@@ -62,23 +63,24 @@ def server(folder: str, *more: str) -> Iterator[str]:
             process.wait()
 
 
-def search(url: str, iterations: list[list[Beam]]) -> list[list[float]]:
+async def ask(client: httpx.AsyncClient, beam: Beam) -> list[float]:
+    """The scores of a beam's steps, by `prism serve`."""
+    body = {"items": [{"problem": beam[0], "steps": list(beam[1])}]}
+    answer = await client.post("/v1/steps", json=body)
+    answer.raise_for_status()
+    scores: list[float] = answer.json()["items"][0]["probabilities"]
+    return scores
+
+
+def search(url: str, iterations: list[list[Beam]], ask: Ask = ask) -> list[list[float]]:
     """The scores of the last iteration's beams."""
 
     async def run() -> list[list[float]]:
         limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
-        async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
-
-            async def ask(beam: Beam) -> list[float]:
-                body = {"items": [{"problem": beam[0], "steps": list(beam[1])}]}
-                answer = await client.post("/v1/steps", json=body)
-                answer.raise_for_status()
-                scores: list[float] = answer.json()["items"][0]["probabilities"]
-                return scores
-
+        async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
             found: list[list[float]] = []
             for asked in iterations:
-                found = list(await asyncio.gather(*map(ask, asked)))
+                found = list(await asyncio.gather(*(ask(client, beam) for beam in asked)))
             return found
 
     return asyncio.run(run())
