@@ -115,23 +115,27 @@ def report(out: Path) -> None:
                     f"{totals['wrong']:,} wrong steps called right, {totals['right_called_wrong']} of "
                     f"{totals['right']:,} right ones wrong"
                 )
-        print("\nPaired by world (mean of its RL seeds), final accuracy in points, 95 % over worlds:")
-        by = {arm: {} for arm in REWARDS}  # type: dict[str, dict[int, list[float]]]
+        print("\nRuns of the same world and RL seed, averaged by world: final accuracy in points, 95 % over worlds:")
+        by = {arm: {} for arm in REWARDS}  # type: dict[str, dict[tuple[int, int], float]]
         for one in results:
             if one["beta"] == beta:
-                by[one["arm"]].setdefault(one["world"], []).append(100 * one["final"])
+                by[one["arm"]][one["world"], one["seed"]] = 100 * one["final"]
         for first, second in (
             ("rollouts-1", "static"), ("rollouts-2", "static"), ("rollouts-1", "off-policy"),
             ("rollouts-2", "off-policy"), ("rollouts-2", "rollouts-1"), ("oracle-1", "rollouts-1"),
-            ("oracle-2", "rollouts-2"), ("shape", "static"), ("rollouts-2-shape", "rollouts-2"), ("static", "base"),
-            ("ensemble", "static"), ("ensemble", "rollouts-2"), ("ensemble", "off-policy"),
+            ("oracle-2", "rollouts-2"), ("oracle-1", "static"), ("oracle-2", "static"), ("shape", "static"),
+            ("rollouts-2-shape", "rollouts-2"), ("static", "base"), ("ensemble", "static"),
+            ("ensemble", "rollouts-2"), ("ensemble", "off-policy"),
         ):  # fmt: skip
-            common = sorted(set(by[first]) & set(by[second]))
-            differences = [float(np.mean(by[first][w]) - np.mean(by[second][w])) for w in common]
+            common = sorted(by[first].keys() & by[second].keys())
+            by_world: dict[int, list[float]] = {}
+            for run in common:
+                by_world.setdefault(run[0], []).append(by[first][run] - by[second][run])
+            differences = [float(np.mean(own)) for own in by_world.values()]
             if len(differences) > 1:
                 found = over_seeds(differences)
                 interval = f"{found.value:+.1f} [{found.low:.1f}, {found.high:.1f}]"
-                print(f"- {first} − {second}: {interval}, {len(common)} worlds")
+                print(f"- {first} − {second}: {interval}, {len(differences)} worlds")
 
 
 def main() -> None:
